@@ -1,0 +1,56 @@
+# Compiler settings and packages, once for every folder.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# -ffp-contract=off: every FMA is written, never made by the compiler, so that bits do not depend on its mood.
+# NDEBUG stays off in release: CHECK and assert are part of the product.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
+set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1 -fno-omit-frame-pointer")
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+set(TWINSPARK_WARNINGS -Wall -Wextra -Wshadow -Wconversion)
+if(TWINSPARK_WERROR)
+  list(APPEND TWINSPARK_WARNINGS -Werror)
+endif()
+if(TWINSPARK_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize=vptr,null,alignment,object-size
+                      -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
+  add_compile_definitions(TWINSPARK_SANITIZER=1)
+elseif(TWINSPARK_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread)
+  add_link_options(-fsanitize=thread)
+  add_compile_definitions(TWINSPARK_SANITIZER=1)
+elseif(TWINSPARK_SANITIZE)
+  message(FATAL_ERROR "TWINSPARK_SANITIZE is '${TWINSPARK_SANITIZE}'; it takes address, thread or nothing")
+endif()
+
+# ccache, when present: the two settings let a fresh clone in another folder hit.
+find_program(TWINSPARK_CCACHE ccache)
+if(TWINSPARK_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(TWINSPARK_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                         ${TWINSPARK_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TWINSPARK_LAUNCHER})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${TWINSPARK_LAUNCHER})
+endif()
+
+find_package(Threads REQUIRED)
+find_package(Protobuf REQUIRED)   # before gRPC: its targets link protobuf::libprotobuf
+find_package(gRPC CONFIG REQUIRED)
+find_package(absl CONFIG REQUIRED)
+set(Boost_USE_STATIC_LIBS OFF)
+find_package(Boost 1.81 REQUIRED COMPONENTS json url)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(hwy CONFIG REQUIRED)
+find_package(GTest REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
