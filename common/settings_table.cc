@@ -1,0 +1,97 @@
+// The settings themselves. Names follow the kit that people switch from, where it has the same
+// thing. A key enters here when a program reads it, not before.
+#include "common/limits.h"
+#include "common/settings.h"
+
+namespace twinspark {
+namespace {
+
+constexpr double kNoMax = 9e18;
+
+constexpr SettingSpec kTable[] = {
+    // Every program
+    {"CONFIG", SettingType::kString, "", 0, 0, kEveryProgram,
+     "File of KEY=VALUE lines with the same keys as this one."},
+    {"LOG_LEVEL", SettingType::kString, "info", 0, 0, kEveryProgram,
+     "Least severe level logged: debug, info, warning, error."},
+    {"LIFELINE_FD", SettingType::kInt, "-1", -1, 1048576, kEveryProgram,
+     "File descriptor of a pipe: the program ends at once when its other end closes (-1: none)."},
+    {"METRICS_ADDR", SettingType::kString, "", 0, 0, kEveryProgram,
+     "host:port of a Prometheus endpoint of this program's own; the gateway also serves /metrics "
+     "on PORT. Unset: none."},
+    {"PORT_FILE", SettingType::kString, "", 0, 0, kEveryProgram,
+     "File to which the program writes the address it listens on, once it does (for port 0)."},
+    {"DRAIN_SECONDS", SettingType::kDouble, "20", 0, 3600, kGateway | kShardWorker,
+     "Seconds that running streams may go on after SIGTERM."},
+
+    // Model
+    {"MODEL_DIR", SettingType::kString, "", 0, 0, kEveryProgram,
+     "Directory of the checkpoint: config.json, index, shards, tokenizer."},
+    {"ENGRAM_DIR", SettingType::kString, "", 0, 0, kEveryProgram,
+     "Directory of the Engram tables, where they do not lie in MODEL_DIR."},
+
+    // Gateway
+    {"LISTEN_ADDR", SettingType::kString, "0.0.0.0", 0, 0, kGateway,
+     "Address that the HTTP server binds."},
+    {"PORT", SettingType::kInt, "8888", 0, 65535, kGateway,
+     "Port of the HTTP server; 0 takes a free one."},
+    {"SERVED_MODEL_NAME", SettingType::kList, "DeepSeek-v4.1-Flash-EXL3", 0, 0, kGateway,
+     "Model id that clients see; more names are aliases."},
+    {"API_KEY_FILE", SettingType::kString, "", 0, 0, kGateway,
+     "File with one accepted API key per line. Unset: open to everyone who reaches the port."},
+    {"WORKERS", SettingType::kList, "127.0.0.1:9472", 0, 0, kGateway,
+     "host:port of every shard_worker, rank 0 first; their number is the tensor-parallel size."},
+    {"ENGRAM_ENDPOINTS", SettingType::kList, "127.0.0.1:9471", 0, 0, kGateway,
+     "host:port of the engram_service of every rank, as that rank's worker reaches it."},
+    {"MAX_MODEL_LEN", SettingType::kInt, "0", 0, 1048576, kGateway,
+     "Longest prompt plus output in tokens; 0: what the model was made for."},
+    {"MAX_NUM_SEQS", SettingType::kInt, "0", 0, limits::kMaxSlots, kGateway,
+     "Requests that run at once; 0: 8 on GPUs, 16 on the CPU backend."},
+    {"MAX_NUM_BATCHED_TOKENS", SettingType::kInt, "2048", 64, limits::kMaxChunkRows, kGateway,
+     "Largest prefill chunk in tokens."},
+    {"KV_PAGES", SettingType::kInt, "0", 0, 1 << 24, kGateway,
+     "KV pages of 64 tokens; 0: what the memory budget leaves."},
+    {"MAX_OUTPUT_DEFAULT", SettingType::kInt, "32768", 1, 1048576, kGateway,
+     "Output tokens of a request that names no maximum."},
+    {"DSPARK_TOKENS", SettingType::kInt, "3", 0, limits::kMaxDrafts, kGateway,
+     "Draft tokens verified per sequence and round; 0: no drafting. Results do not depend on it."},
+    {"RENDEZVOUS_TIMEOUT", SettingType::kDouble, "600", 1, 86400, kGateway,
+     "Seconds that the first start waits for every worker and row service."},
+
+    // Shard worker
+    {"WORKER_LISTEN", SettingType::kString, "127.0.0.1:9472", 0, 0, kShardWorker,
+     "host:port of the worker's gRPC server; port 0 takes a free one."},
+    {"ADVERTISE_ADDR", SettingType::kString, "127.0.0.1", 0, 0, kShardWorker,
+     "Address of this node that the other rank reaches."},
+    {"BACKEND", SettingType::kString, "cpu", 0, 0, kShardWorker, "Where it computes: cpu."},
+    {"COMPUTE_THREADS", SettingType::kInt, "0", 0, 1024, kShardWorker,
+     "Compute threads; 0: the cores of this node."},
+    {"SIMD_TARGET", SettingType::kString, "", 0, 0, kShardWorker,
+     "Pins the instruction set of the CPU kernels (AVX2, AVX3, NEON, ...). Unset: the best one."},
+    {"DECODED_F16", SettingType::kBool, "0", 0, 0, kShardWorker,
+     "Keeps an exact f16 copy of every EXL3 matrix: faster on a CPU, needs up to five times the "
+     "memory."},
+    {"MEMORY_BUDGET_GIB", SettingType::kDouble, "0", 0, kNoMax, kShardWorker,
+     "Memory this worker may take in GiB; 0: what the system says is available."},
+    {"TEST_HOOKS", SettingType::kBool, "0", 0, 0, kShardWorker,
+     "Accepts the fault injection used by the tests. Never on a server."},
+
+    // Row service
+    {"ENGRAM_LISTEN", SettingType::kString, "127.0.0.1:9471", 0, 0, kEngramService,
+     "host:port of the row service's gRPC server; port 0 takes a free one."},
+    {"ENGRAM_SOCKET", SettingType::kString, "", 0, 0, kEngramService,
+     "Path of the Unix socket where workers attach; unset: a fresh one in the temporary "
+     "directory."},
+    {"ENGRAM_RANK", SettingType::kInt, "0", 0, 63, kEngramService,
+     "Rank whose columns this service owns."},
+    {"ENGRAM_WORLD", SettingType::kInt, "1", 1, 64, kEngramService,
+     "Tensor-parallel size that the columns are split over."},
+};
+
+}  // namespace
+
+std::span<const SettingSpec> SettingsTable() {
+  return kTable;
+}
+
+}  // namespace twinspark
