@@ -17,8 +17,14 @@
 
 #include "gateway/engine/engine_status.h"
 #include "gateway/scheduler/sampling_params.h"
+#include "gateway/scheduler/token_logprobs.h"
 
 namespace twinspark {
+
+// Named in gateway:: because shard workers have structs of the same names.
+using gateway::SamplingParams;
+using gateway::TokenLogprob;
+using gateway::TokenLogprobs;
 
 struct GenerateRequest {
   std::string request_id;  // for logs, at most 128 characters; unique among running requests
@@ -27,18 +33,6 @@ struct GenerateRequest {
   std::optional<int32_t> max_tokens;  // absent: what fits, at most EngineLimits::max_output_default
   std::optional<int32_t> max_drafts;  // absent: the server's NUM_DRAFTS; 0..5
   bool has_stop_strings = false;      // the caller may Finish() at any token: do not run ahead
-};
-
-struct TokenLogprob {
-  int32_t token_id = 0;
-  float logprob = 0.0f;  // natural log of the raw distribution, before sampling parameters
-};
-
-// Of one emitted token (or, in OnPromptLogprobs, of one prompt token from the second on).
-struct TokenLogprobs {
-  float logprob = 0.0f;           // of the token itself
-  int32_t rank = 0;               // 1 = most likely; 0 = not reported
-  std::vector<TokenLogprob> top;  // num_logprobs entries, most likely first
 };
 
 enum class FinishReason {

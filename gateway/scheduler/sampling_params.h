@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace twinspark {
+namespace twinspark::gateway {
 
 struct SamplingParams {
   float temperature = 1.0f;  // below 1e-5: greedy, no filters
@@ -29,4 +29,4 @@ struct SamplingParams {
   int32_t num_prompt_logprobs = -1;             // same, for the prompt's tokens
 };
 
-}  // namespace twinspark
+}  // namespace twinspark::gateway
