@@ -1,7 +1,7 @@
-// The model's shape: what config.json says (model specification 1.1 to 1.4) and what follows from it
-// (1.5). Every number of the forward pass comes from here. Reads the nested file of the released
-// model (text_config) and refuses values that would change the mathematics: each error names the key,
-// the value and what is expected. Plain data, thread-compatible. Callers: shard_worker/model,
+// The model's shape: what config.json says (model specification 1.1 to 1.4) and what follows from
+// it (1.5). Every number of the forward pass comes from here. Reads the nested file of the released
+// model (text_config) and refuses values that would change the mathematics: each error names the
+// key, the value and what is expected. Plain data, thread-compatible. Callers: shard_worker/model,
 // engram_service (the Engram keys), tools.
 #pragma once
 
@@ -17,16 +17,16 @@ namespace twinspark {
 
 // One backbone block, derived (1.5).
 struct LayerTopology {
-  int ratio = 0;           // 0 = window only, else tokens per compressed row
-  int kv_source = -1;      // layer whose compressed rows and index keys this one reads
-  int index_source = -1;   // layer whose selection this one uses
-  bool owns_kv = false;    // has a compressor and makes index keys
+  int ratio = 0;            // 0 = window only, else tokens per compressed row
+  int kv_source = -1;       // layer whose compressed rows and index keys this one reads
+  int index_source = -1;    // layer whose selection this one uses
+  bool owns_kv = false;     // has a compressor and makes index keys
   bool owns_index = false;  // has index queries
   bool makes_candidates = false;
   bool uses_candidates = false;
-  int engram_module = -1;   // index into engram_layer_ids
-  int draft_tap = -1;       // index into dspark_target_layer_ids
-  int source_idx = -1;      // index of kv_source among kv_source_layer_ids
+  int engram_module = -1;  // index into engram_layer_ids
+  int draft_tap = -1;      // index into dspark_target_layer_ids
+  int source_idx = -1;     // index of kv_source among kv_source_layer_ids
 };
 
 struct ModelConfig {

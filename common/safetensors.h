@@ -1,10 +1,10 @@
-// Reads safetensors files and sharded checkpoints with pread: no mmap, so that weights are read once
-// into the memory they live in and a truncated file is an error message, not a SIGBUS. The header is
-// checked completely before any tensor is handed out: length, JSON, types, shapes, offsets within the
-// file, size = shape x type, no overlap. A checkpoint is a directory with model.safetensors.index.json
-// (tensor name > file, relative to the directory, may start with "../"), or one model.safetensors.
-// Errors name file, tensor, expected and found. Thread-safe after Open (const methods only).
-// Callers: shard_worker/model, engram_service/store, tests/golden.
+// Reads safetensors files and sharded checkpoints with pread: no mmap, so that weights are read
+// once into the memory they live in and a truncated file is an error message, not a SIGBUS. The
+// header is checked completely before any tensor is handed out: length, JSON, types, shapes,
+// offsets within the file, size = shape x type, no overlap. A checkpoint is a directory with
+// model.safetensors.index.json (tensor name > file, relative to the directory, may start with
+// "../"), or one model.safetensors. Errors name file, tensor, expected and found. Thread-safe after
+// Open (const methods only). Callers: shard_worker/model, engram_service/store, tests/golden.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,22 @@
 namespace twinspark {
 
 enum class StoredType : uint8_t {
-  kBool, kU8, kI8, kF8E4M3, kF8E5M2, kF8E8M0, kI16, kU16, kF16, kBf16, kI32, kU32, kF32, kI64, kU64, kF64,
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBf16,
+  kI32,
+  kU32,
+  kF32,
+  kI64,
+  kU64,
+  kF64,
 };
 const char* StoredTypeName(StoredType type);  // as in the file: "BF16", "F8_E4M3", ...
 size_t StoredTypeBytes(StoredType type);
@@ -57,7 +72,7 @@ class SafetensorsFile {
   int64_t file_bytes() const { return file_bytes_; }
   std::string_view header() const { return header_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // by offset
-  const StoredTensor* Find(std::string_view name) const;                  // null when absent
+  const StoredTensor* Find(std::string_view name) const;                 // null when absent
 
   // Bytes [begin, begin + out.size()) of the tensor.
   absl::Status Read(const StoredTensor& tensor, int64_t begin, std::span<std::byte> out) const;
@@ -103,8 +118,5 @@ class Checkpoint {
   absl::flat_hash_map<std::string, StoredTensor> tensors_;
   uint64_t digest_ = 0;
 };
-
-// The whole of a small file (config, index), refused above `max_bytes`.
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path, int64_t max_bytes);
 
 }  // namespace twinspark
