@@ -1,0 +1,88 @@
+// What every x_bench shares: flags (--smoke: tiny and once; --json: one object per line; --threads
+// N), a timer that takes the median of repeated runs, and one output format:
+//   shape, time, rates named by the bench, share of the bound (0..1).
+// Measures wall time on a machine that should be otherwise idle.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace twinspark {
+
+struct BenchFlags {
+  bool smoke = false;
+  bool json = false;
+  int threads = 1;
+  std::string target;  // SIMD target to pin, empty = best
+};
+
+// Exits with 2 on an unknown flag.
+inline BenchFlags ParseBenchFlags(int argc, char** argv) {
+  BenchFlags flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg == "--smoke") {
+      flags.smoke = true;
+    } else if (arg == "--json") {
+      flags.json = true;
+    } else if (arg == "--threads" && i + 1 < argc) {
+      flags.threads = std::max(1, std::atoi(argv[++i]));
+    } else if (arg == "--target" && i + 1 < argc) {
+      flags.target = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: %s [--smoke] [--json] [--threads N] [--target NAME]\n", argv[0]);
+      std::exit(2);
+    }
+  }
+  return flags;
+}
+
+// Median seconds of one call of fn, over at least 0.2 s (smoke: one call).
+template <class Fn>
+double MedianSeconds(const BenchFlags& flags, Fn&& fn) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kMinTotalSeconds = 0.2;
+  constexpr size_t kMinRuns = 5;
+  constexpr size_t kMaxRuns = 20000;
+  if (!flags.smoke) fn();  // warm-up
+  std::vector<double> runs;
+  double total = 0.0;
+  do {
+    const auto start = Clock::now();
+    fn();
+    runs.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    total += runs.back();
+  } while (!flags.smoke && runs.size() < kMaxRuns &&
+           (total < kMinTotalSeconds || runs.size() < kMinRuns));
+  std::nth_element(runs.begin(), runs.begin() + static_cast<int64_t>(runs.size() / 2), runs.end());
+  return runs[runs.size() / 2];
+}
+
+// One line of a bench. `rates` are name and value, e.g. {"Gweights/s", 4.1}, {"GB/s", 9.8}.
+inline void PrintBenchLine(const BenchFlags& flags,
+                           const std::string& shape,
+                           double seconds,
+                           const std::vector<std::pair<std::string, double>>& rates,
+                           double share_of_bound) {
+  if (flags.json) {
+    std::printf("{\"shape\":\"%s\",\"us\":%.3f", shape.c_str(), seconds * 1e6);
+    for (const auto& [name, value] : rates)
+      std::printf(",\"%s\":%.4f", name.c_str(), value);
+    std::printf(",\"share_of_bound\":%.3f}\n", share_of_bound);
+  } else {
+    std::printf("%-44s %10.1f us", shape.c_str(), seconds * 1e6);
+    for (const auto& [name, value] : rates)
+      std::printf("  %8.2f %s", value, name.c_str());
+    std::printf("  %5.1f %% of bound\n", share_of_bound * 100.0);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace twinspark
