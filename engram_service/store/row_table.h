@@ -1,0 +1,75 @@
+// One layer's table on disk, whatever its format: where a row's bytes lie (pieces of files) and how
+// to take the row out of the 4 KiB blocks that hold them. Reading itself belongs to
+// engram_service/io and the gather engine, so that every format shares one scheduler, one dedup and
+// one set of retries. Immutable after Open, so thread-safe. Implementations: native_table.h
+// (safetensors), packed_table.h (EGPACK01), compat_table.h (DSV41EN1). Spec: engram.md 3.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "engram_service/store/file_io.h"
+#include "engram_service/store/sha256.h"
+
+namespace twinspark::engram {
+
+inline constexpr uint32_t kBlockBytes = 4096;  // what one read fetches, aligned
+
+// Consecutive bytes of a table file that belong to one row.
+struct RowPiece {
+  uint64_t offset = 0;  // in the file
+  uint16_t bytes = 0;
+  uint16_t row_byte = 0;  // where they go in the row: weights first, then scales
+};
+
+struct RowPlace {
+  std::array<RowPiece, 2> pieces;
+  int num_pieces = 0;
+};
+
+class RowTable {
+ public:
+  virtual ~RowTable() = default;
+
+  int layer_id() const { return layer_id_; }
+  uint64_t num_rows() const { return num_rows_; }  // of the whole table
+  uint32_t row_bytes() const { return row_weight_bytes_ + row_scale_bytes_; }
+  uint32_t row_weight_bytes() const { return row_weight_bytes_; }
+  uint32_t row_scale_bytes() const { return row_scale_bytes_; }
+  const std::string& path() const { return path_; }
+  int fd() const { return fd_.get(); }
+  uint64_t file_bytes() const { return file_bytes_; }
+  // Identifies the content: what the source file's header and index say (engram.md 3.3).
+  const Sha256Digest& digest() const { return digest_; }
+  virtual std::string_view tier() const = 0;  // "native", "packed" or "compat"
+
+  // Whether this file holds the column (packed files hold one node's columns only).
+  virtual bool HasColumn(int column) const = 0;
+  // Pieces of row `bucket` of `column`; bucket < prime of the column, HasColumn(column).
+  virtual RowPlace Locate(int column, uint32_t bucket) const = 0;
+  // Checks a whole block as it came from the disk (packed pages carry checksums and identity).
+  virtual absl::Status CheckBlock(uint64_t block_idx, std::span<const uint8_t> block) const = 0;
+
+ protected:
+  int layer_id_ = 0;
+  uint64_t num_rows_ = 0;
+  uint32_t row_weight_bytes_ = 0;
+  uint32_t row_scale_bytes_ = 0;
+  std::string path_;
+  Fd fd_;
+  uint64_t file_bytes_ = 0;
+  Sha256Digest digest_{};
+};
+
+// True when a row holds a NaN weight code (0x7F, 0xFF) or scale 255: damage that must not be passed
+// on (engram.md 4.9).
+bool HasInvalidCode(std::span<const uint8_t> weights, std::span<const uint8_t> scales);
+
+}  // namespace twinspark::engram
