@@ -1,0 +1,31 @@
+// run/cluster.json: what this checkout's cluster is, for a later `up`, `down` or `status`. A
+// recycled pid is not mistaken for ours: the process's start time must match too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <sys/types.h>
+
+#include "absl/status/statusor.h"
+
+namespace twinspark {
+
+struct ClusterState {
+  pid_t supervisor_pid = 0;
+  uint64_t supervisor_start_ticks = 0;  // field 22 of /proc/PID/stat
+  int port = 0;
+  std::string build_id;
+  std::string model_dir;
+  int tp = 0;
+};
+
+// kNotFound when there is none.
+absl::StatusOr<ClusterState> ReadClusterState(const std::string& path);
+absl::Status WriteClusterState(const std::string& path, const ClusterState& state);
+
+// 0 when there is no such process.
+uint64_t ProcessStartTicks(pid_t pid);
+bool SupervisorRuns(const ClusterState& state);
+
+}  // namespace twinspark

@@ -1,0 +1,80 @@
+// See first_chat.h.
+#include "deploy/local_cluster/first_chat.h"
+
+#include <boost/json.hpp>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/clock.h"
+#include "common/status_macros.h"
+#include "deploy/local_cluster/http_client.h"
+
+namespace twinspark {
+namespace {
+
+constexpr int kChatTimeoutMs = 60000;
+
+// Takes one `chat.completion.chunk`; false when it is none.
+bool TakeChunk(std::string_view payload, ChatAnswer& answer, std::string& new_text) {
+  boost::system::error_code error;
+  const boost::json::value chunk = boost::json::parse({payload.data(), payload.size()}, error);
+  if (error) return false;
+  if (const auto* usage = chunk.find_pointer("/usage/completion_tokens", error)) {
+    answer.completion_tokens = usage->to_number<int>();
+  }
+  if (const auto* content = chunk.find_pointer("/choices/0/delta/content", error);
+      content != nullptr && content->is_string()) {
+    new_text = content->as_string().c_str();
+    answer.text += new_text;
+  }
+  if (const auto* reason = chunk.find_pointer("/choices/0/finish_reason", error);
+      reason != nullptr && reason->is_string()) {
+    answer.finish_reason = reason->as_string().c_str();
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
+                                   const std::string& question,
+                                   int max_tokens,
+                                   const std::function<void(std::string_view)>& on_text) {
+  const boost::json::object request = {
+      {"model", "DeepSeek-v4.1-Flash-EXL3"},
+      {"messages", {boost::json::object{{"role", "user"}, {"content", question}}}},
+      {"temperature", 0},
+      {"max_tokens", max_tokens},
+      {"stream", true},
+      {"stream_options", {{"include_usage", true}}},
+      {"chat_template_kwargs", {{"enable_thinking", false}}},
+  };
+  const SteadyClock clock;
+  const int64_t start_us = clock.NowUs();
+  int64_t first_us = 0;
+  int64_t last_us = 0;
+  ChatAnswer answer;
+  ASSIGN_OR_RETURN(
+      const HttpReply reply,
+      HttpPostEvents(base_url + "/v1/chat/completions", boost::json::serialize(request),
+                     kChatTimeoutMs, [&](std::string_view payload) {
+                       std::string new_text;
+                       if (!TakeChunk(payload, answer, new_text) || new_text.empty()) return;
+                       last_us = clock.NowUs();
+                       if (first_us == 0) first_us = last_us;
+                       on_text(new_text);
+                     }));
+  if (reply.status != 200)
+    return absl::UnavailableError(
+        absl::StrCat("HTTP ", reply.status, ": ", reply.body.substr(0, 500)));
+  if (answer.finish_reason.empty())
+    return absl::DataLossError(absl::StrCat("the stream ended early: ", reply.body.substr(0, 500)));
+  answer.ttft_ms = static_cast<double>(first_us - start_us) / 1e3;
+  if (last_us > first_us && answer.completion_tokens > 1) {
+    answer.tokens_per_second =
+        (answer.completion_tokens - 1) / (static_cast<double>(last_us - first_us) / 1e6);
+  }
+  return answer;
+}
+
+}  // namespace twinspark
