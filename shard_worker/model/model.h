@@ -2,12 +2,12 @@
 // socket, no file after Load. Decides nothing: slots, pages and rows come with the calls.
 // Callers: shard_worker/service, and the golden programs. Threading: one thread at a time.
 //
-// Life: Load > BeginEpoch(communicator, rows) > (OpenSequence, MapPages, RunStep, ...)* > BeginEpoch...
-// Weights survive epochs, sequences do not.
+// Life: Load > BeginEpoch(communicator, rows) > (OpenSequence, MapPages, RunStep, ...)* >
+// BeginEpoch... Weights survive epochs, sequences do not.
 //
-// Errors: INVALID_ARGUMENT (a plan that does not fit the state: unknown slot, unmapped page, k > max),
-// UNAVAILABLE / DEADLINE_EXCEEDED / INTERNAL passed on from the communicator and the row source: the
-// epoch is over then, BeginEpoch starts the next one.
+// Errors: INVALID_ARGUMENT (a plan that does not fit the state: unknown slot, unmapped page, k >
+// max), UNAVAILABLE / DEADLINE_EXCEEDED / INTERNAL passed on from the communicator and the row
+// source: the epoch is over then, BeginEpoch starts the next one.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ enum class Numerics : uint8_t {
 
 struct ModelLimits {
   int num_slots = 8;
-  int num_pages = 2048;       // physical pages of 64 tokens
-  int max_step_rows = 512;    // rows of one forward; longer prefill ranges are cut inside RunStep
-  int64_t max_context = 0;    // tokens; 0 = max_position_embeddings
+  int num_pages = 2048;     // physical pages of 64 tokens
+  int max_step_rows = 512;  // rows of one forward; longer prefill ranges are cut inside RunStep
+  int64_t max_context = 0;  // tokens; 0 = max_position_embeddings
 };
 
 struct ModelOptions {
@@ -47,7 +47,7 @@ struct ModelOptions {
   int world = 1;
   Numerics numerics = Numerics::kBf16;
   ModelLimits limits;
-  bool f16_copy = false;  // decode EXL3 once into f16 (exact, faster, 16 bits a weight)
+  bool f16_copy = false;   // decode EXL3 once into f16 (exact, faster, 16 bits a weight)
   std::string engram_dir;  // another directory with the Engram shards, only checked; empty = same
 };
 
@@ -77,10 +77,11 @@ class Model {
  public:
   // `pool` is borrowed and used only inside Load and RunStep. RESOURCE_EXHAUSTED, NOT_FOUND,
   // INVALID_ARGUMENT name file, tensor, expected and found.
-  static absl::StatusOr<std::unique_ptr<Model>> Load(const std::string& model_dir,
-                                                     const ModelOptions& options,
-                                                     ThreadPool& pool,
-                                                     const LoadProgressCallback& progress = nullptr);
+  static absl::StatusOr<std::unique_ptr<Model>> Load(
+      const std::string& model_dir,
+      const ModelOptions& options,
+      ThreadPool& pool,
+      const LoadProgressCallback& progress = nullptr);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -89,11 +90,12 @@ class Model {
   const ModelOptions& options() const;
   const ModelDigests& digests() const;
   const std::vector<MemoryPlanEntry>& memory_plan() const;
-  bool has_drafts() const;    // false when the checkpoint has no mtp.* tensors
-  int max_drafts() const;     // dspark_block_size, or 0
+  bool has_drafts() const;  // false when the checkpoint has no mtp.* tensors
+  int max_drafts() const;   // dspark_block_size, or 0
   int tokens_per_page() const { return 64; }
 
-  // Forgets all sequences. Both are borrowed until the next call; their rank and world must be ours.
+  // Forgets all sequences. Both are borrowed until the next call; their rank and world must be
+  // ours.
   absl::Status BeginEpoch(Communicator* communicator, RowSource* rows);
 
   absl::Status Open(const OpenSequence& open);

@@ -1,10 +1,11 @@
-// Where the Engram rows of a step come from: token ids in, raw table rows out. The source hashes; the
-// model never sees row numbers. Implementations: the shared-memory client of the row service
+// Where the Engram rows of a step come from: token ids in, raw table rows out. The source hashes;
+// the model never sees row numbers. Implementations: the shared-memory client of the row service
 // (shard_worker/engram) and, for tests and golden programs, one over the tables in this process.
 //
-// A rank asks for its own columns only: heads [rank*H/world, (rank+1)*H/world) of every n-gram order
-// (H = engram_n_heads), in ascending column order, column = (order-2)*H + head. The model gathers the
-// other ranks' columns itself. Threading: step thread only; one request is alive at a time.
+// A rank asks for its own columns only: heads [rank*H/world, (rank+1)*H/world) of every n-gram
+// order (H = engram_n_heads), in ascending column order, column = (order-2)*H + head. The model
+// gathers the other ranks' columns itself. Threading: step thread only; one request is alive at a
+// time.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,8 @@ class RowSource {
   // Starts reading for all Engram layers; the ranges are copied. Replaces the request before.
   virtual absl::Status Request(std::span<const RowRange> ranges, RowClass row_class) = 0;
 
-  // Waits for the rows of module `module_idx` (index into engram_layer_ids) of the last request. The
-  // pointers hold until the next Request. DEADLINE_EXCEEDED after one second, never zeros.
+  // Waits for the rows of module `module_idx` (index into engram_layer_ids) of the last request.
+  // The pointers hold until the next Request. DEADLINE_EXCEEDED after one second, never zeros.
   virtual absl::StatusOr<EngramRows> Rows(int module_idx) = 0;
 };
 

@@ -29,8 +29,8 @@ struct SamplingParams {
 
 struct OpenSequence {
   int slot = 0;
-  std::vector<int32_t> ids;        // prompt; after a recovery prompt + emitted
-  int64_t num_prompt_ids = 0;      // penalties and min_tokens count from here
+  std::vector<int32_t> ids;         // prompt; after a recovery prompt + emitted
+  int64_t num_prompt_ids = 0;       // penalties and min_tokens count from here
   std::vector<uint8_t> image_mask;  // empty, or one byte per id
   // Rows that replace embed.weight[id], f32 [positions][hidden]; positions ascending.
   std::vector<int64_t> embedding_positions;
@@ -47,11 +47,11 @@ struct PageMapping {
 // Verify rows of one sequence: the anchor (the last emitted id, at first_position) and k drafts.
 struct RoundSequence {
   int slot = 0;
-  int64_t first_position = 0;   // ignored with after_previous
-  bool after_previous = false;  // P = what the previous op left
-  int num_drafts = 0;           // k
-  bool kept_drafts = true;      // the model's own last drafts 1..k; else `drafts`
-  std::vector<int32_t> drafts;  // explicit ids
+  int64_t first_position = 0;     // ignored with after_previous
+  bool after_previous = false;    // P = what the previous op left
+  int num_drafts = 0;             // k
+  bool kept_drafts = true;        // the model's own last drafts 1..k; else `drafts`
+  std::vector<int32_t> drafts;    // explicit ids
   std::vector<int32_t> mask_ids;  // one per row (1 + k), -1 = none; empty = none
   bool draft_next = false;
 };

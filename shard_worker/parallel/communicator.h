@@ -1,12 +1,12 @@
 // What tensor parallel ranks exchange. Three calls, all collective: every rank makes the same calls
-// in the same order with the same sizes. Sums are taken in one fixed order (lower rank first), so all
-// ranks hold the same bits afterwards. Implementations: local_communicator.h (threads of one process),
-// tcp_communicator.h (processes, hosts). NCCL joins behind the same interface.
+// in the same order with the same sizes. Sums are taken in one fixed order (lower rank first), so
+// all ranks hold the same bits afterwards. Implementations: local_communicator.h (threads of one
+// process), tcp_communicator.h (processes, hosts). NCCL joins behind the same interface.
 //
 // Errors: UNAVAILABLE (peer gone, aborted), DEADLINE_EXCEEDED (peer silent longer than the call's
 // limit), INTERNAL (ranks disagree about operation, sequence or size). After the first error the
-// communicator is broken for good and every later call fails at once: nothing is retried in an epoch.
-// Threading: one thread calls the collectives; Abort may come from any thread.
+// communicator is broken for good and every later call fails at once: nothing is retried in an
+// epoch. Threading: one thread calls the collectives; Abort may come from any thread.
 #pragma once
 
 #include <cstddef>
