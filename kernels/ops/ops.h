@@ -30,6 +30,8 @@ struct OpTable {
   Op<AddParams> add;
   Op<RmsNormParams> rms_norm;
   Op<LinearParams> linear;
+  Op<LinearBatchParams> linear_batch;
+  Op<LinearBatchParams> linear_batch;
 
   Op<CollapseNormParams> collapse_norm;
   Op<HcMixParams> hc_mix;
