@@ -1,0 +1,111 @@
+// Merging works on a doubly linked list of symbols and a heap of candidate pairs. A candidate is
+// stale when either symbol has changed since it was pushed; it is then skipped when popped.
+#include "gateway/text/bpe_model.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace twinspark::gateway {
+namespace {
+
+struct Symbol {
+  int32_t id;
+  int32_t prev;  // -1 at the ends
+  int32_t next;
+};
+
+struct Candidate {
+  int32_t rank;
+  int32_t left;  // symbol index
+  int32_t left_id;
+  int32_t right_id;
+  int32_t merged_id;
+};
+
+// Heap order: lowest rank first, leftmost among equals (std heaps keep the largest on top).
+bool Later(const Candidate& a, const Candidate& b) {
+  return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
+}
+
+}  // namespace
+
+absl::StatusOr<BpeModel> BpeModel::Create(
+    std::span<const std::string> token_bytes,
+    std::span<const std::pair<std::string, std::string>> merges) {
+  absl::flat_hash_map<std::string, int32_t> ids;
+  ids.reserve(token_bytes.size());
+  for (size_t id = 0; id < token_bytes.size(); ++id) {
+    if (!token_bytes[id].empty()) ids.emplace(token_bytes[id], static_cast<int32_t>(id));
+  }
+  BpeModel model;
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const auto it = ids.find(std::string(1, static_cast<char>(byte)));
+    if (it == ids.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the vocabulary has no token for the single byte ", byte));
+    }
+    model.byte_ids_[byte] = it->second;
+  }
+  model.merges_.reserve(merges.size());
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const auto& [left, right] = merges[rank];
+    const auto left_it = ids.find(left);
+    const auto right_it = ids.find(right);
+    const auto merged_it = ids.find(left + right);
+    if (left_it == ids.end() || right_it == ids.end() || merged_it == ids.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("merge ", rank, " (\"", absl::CEscape(left), "\" + \"", absl::CEscape(right),
+                       "\") names a token that the vocabulary lacks"));
+    }
+    model.merges_.emplace(Key(left_it->second, right_it->second),
+                          Merge{static_cast<int32_t>(rank), merged_it->second});
+  }
+  return model;
+}
+
+void BpeModel::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
+  const int32_t n = static_cast<int32_t>(piece.size());
+  std::vector<Symbol> symbols(piece.size());
+  for (int32_t i = 0; i < n; ++i) {
+    symbols[static_cast<size_t>(i)] = {
+        byte_ids_[static_cast<uint8_t>(piece[static_cast<size_t>(i)])], i - 1,
+        i + 1 < n ? i + 1 : -1};
+  }
+  std::vector<Candidate> heap;
+  const auto push = [&](int32_t left) {
+    if (left < 0 || symbols[static_cast<size_t>(left)].next < 0) return;
+    const int32_t left_id = symbols[static_cast<size_t>(left)].id;
+    const int32_t right = symbols[static_cast<size_t>(left)].next;
+    const int32_t right_id = symbols[static_cast<size_t>(right)].id;
+    const auto it = merges_.find(Key(left_id, right_id));
+    if (it == merges_.end()) return;
+    heap.push_back({it->second.rank, left, left_id, right_id, it->second.id});
+    std::push_heap(heap.begin(), heap.end(), Later);
+  };
+  for (int32_t i = 0; i + 1 < n; ++i)
+    push(i);
+
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), Later);
+    const Candidate top = heap.back();
+    heap.pop_back();
+    Symbol& left = symbols[static_cast<size_t>(top.left)];
+    if (left.id != top.left_id || left.next < 0) continue;
+    Symbol& right = symbols[static_cast<size_t>(left.next)];
+    if (right.id != top.right_id) continue;
+    left.id = top.merged_id;
+    left.next = right.next;
+    if (right.next >= 0) symbols[static_cast<size_t>(right.next)].prev = top.left;
+    right.id = -1;  // dead: no candidate that starts here is valid any more
+    push(left.prev);
+    push(top.left);
+  }
+  for (int32_t i = n > 0 ? 0 : -1; i >= 0; i = symbols[static_cast<size_t>(i)].next) {
+    ids->push_back(symbols[static_cast<size_t>(i)].id);
+  }
+}
+
+}  // namespace twinspark::gateway
