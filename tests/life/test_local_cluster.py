@@ -1,0 +1,185 @@
+"""Process life of a local cluster: whatever ends first, and whenever, nothing is left behind; and what `up` and `down` promise.
+
+Each test has a run folder of its own and asks for port 0, so tests never meet a cluster somebody works with. Processes are found by
+their run folder in the command line and ended by pid.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TWINSPARK_BIN", os.path.join(CHECKOUT, "build/release/bin"))
+GONE_SECONDS = 5
+SEED = int(os.environ.get("TWINSPARK_SEED", "20261201"))
+
+
+def cluster_pids(run_dir):
+    """Processes of this run folder that are not zombies: pid > command line."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode()
+            with open(f"/proc/{name}/stat") as file:
+                state = file.read().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(run_dir) in command and state != "Z" and "pytest" not in command:
+            found[int(name)] = command
+    return found
+
+
+def wait_until(condition, seconds, what):
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"not within {seconds} s: {what}")
+
+
+def assert_gone(run_dir):
+    give_up = time.monotonic() + GONE_SECONDS
+    while cluster_pids(run_dir) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    left = cluster_pids(run_dir)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind after {GONE_SECONDS} s: {left}"
+
+
+def start_up(run_dir, *flags):
+    return subprocess.Popen([f"{BIN}/local_cluster", "up", "--run-dir", str(run_dir), "--port", "0", *flags],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process, seconds=120):
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, output
+
+
+def part_pid(run_dir, name):
+    for pid, command in cluster_pids(run_dir).items():
+        if f"/{name}.port" in command and "supervise" not in command:
+            return pid
+    return None
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A cluster that `up` has let go, and its run folder."""
+    code, output = finish(start_up(tmp_path))
+    assert code == 0, output
+    yield tmp_path, output
+    subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], check=True, timeout=60)
+    assert_gone(tmp_path)
+
+
+def test_smoke_answers_and_leaves_nothing(tmp_path):
+    code, output = finish(start_up(tmp_path, "--smoke"))
+    assert code == 0, output
+    assert re.search(r"^323$", output, re.M), output
+    assert "TTFT" in output
+    assert_gone(tmp_path)
+
+
+def test_tp1(tmp_path):
+    code, output = finish(start_up(tmp_path, "--smoke", "--tp", "1"))
+    assert code == 0 and re.search(r"^323$", output, re.M), output
+    assert_gone(tmp_path)
+
+
+def test_up_leaves_it_running_and_a_second_up_uses_it(cluster):
+    run_dir, output = cluster
+    assert "curl" in output and "OpenAI" in output
+    before = sorted(cluster_pids(run_dir))
+    assert len(before) == 6, cluster_pids(run_dir)
+    start = time.monotonic()
+    code, second = finish(subprocess.Popen([f"{BIN}/local_cluster", "up", "--run-dir", str(run_dir)],
+                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    assert code == 0 and "already serves" in second, second
+    assert time.monotonic() - start < 15
+    assert sorted(cluster_pids(run_dir)) == before
+    status = subprocess.run([f"{BIN}/local_cluster", "status", "--json", "--run-dir", str(run_dir)], capture_output=True, text=True, timeout=10)
+    assert status.returncode == 0, status.stdout
+    assert json.loads(status.stdout)["state"] == "READY"
+
+
+def test_down_without_a_cluster_says_so(tmp_path):
+    down = subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], capture_output=True, text=True, timeout=10)
+    assert down.returncode == 0 and "no cluster" in down.stdout
+
+
+def test_a_taken_port_is_named(cluster, tmp_path_factory):
+    run_dir, _ = cluster
+    with open(run_dir / "cluster.json") as file:
+        port = json.load(file)["port"]
+    other = tmp_path_factory.mktemp("other")
+    process = subprocess.Popen([f"{BIN}/local_cluster", "up", "--run-dir", str(other), "--port", str(port)],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    code, output = finish(process)
+    assert code == 69 and "gateway" in output and "78" in output and str(port) in output, output
+    assert_gone(other)
+
+
+@pytest.mark.parametrize("name", ["engram_service-0", "shard_worker-1", "gateway"])
+def test_a_part_that_dies_before_ready_ends_the_start(tmp_path, name):
+    process = start_up(tmp_path)
+    wait_until(lambda: part_pid(tmp_path, name), 30, f"{name} started")
+    os.kill(part_pid(tmp_path, name), signal.SIGKILL)
+    code, output = finish(process)
+    if code == 0:  # it was ready and answered before the signal arrived
+        pytest.skip("the cluster was up before the signal arrived")
+    assert code == 69 and f"{name}.log" in output, output
+    assert_gone(tmp_path)
+
+
+def test_whatever_moment_up_is_ended(tmp_path):
+    """SIGINT, SIGTERM and SIGKILL at random moments of the start."""
+    rng = random.Random(SEED)
+    print("seed", SEED)
+    for trial in range(12):
+        run_dir = tmp_path / str(trial)
+        run_dir.mkdir()
+        number = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL][trial % 3]
+        process = start_up(run_dir)
+        time.sleep(rng.random() * 2.0)
+        released = process.poll() is not None
+        if not released:
+            process.send_signal(number)
+        finish(process)
+        if released or (run_dir / "cluster.json").exists() and process.returncode == 0:
+            subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(run_dir)], check=True, timeout=60)
+        assert_gone(run_dir)
+
+
+def test_parts_follow_a_killed_supervisor_even_when_stopped(tmp_path):
+    code, output = finish(start_up(tmp_path))
+    assert code == 0, output
+    worker = part_pid(tmp_path, "shard_worker-0")
+    os.kill(worker, signal.SIGSTOP)
+    with open(tmp_path / "cluster.json") as file:
+        os.kill(json.load(file)["supervisor_pid"], signal.SIGKILL)
+    assert_gone(tmp_path)
+
+
+def test_a_stopped_part_is_ended_and_named(cluster):
+    run_dir, _ = cluster
+    worker = part_pid(run_dir, "shard_worker-1")
+    os.kill(worker, signal.SIGSTOP)
+    wait_until(lambda: worker not in cluster_pids(run_dir), 15, "the stopped worker was ended")
+    log = (run_dir / "supervisor.log").read_text()
+    assert "shard_worker-1" in log and "was stopped" in log, log
