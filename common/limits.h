@@ -41,7 +41,7 @@ inline constexpr int kMaxStopIds = 64;
 inline constexpr int kMaxBadWords = 256;
 inline constexpr int kMaxBadWordIds = 16;  // tokens of one bad word
 inline constexpr int kMaxStopStrings = 16;
-inline constexpr int kMaxStopStringBytes = 4096;
+inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxChoices = 16;  // n
 
 // Messages between the processes
@@ -84,9 +84,9 @@ inline constexpr int kMaxImagesPerRequest = 64;
 inline constexpr int kMaxTools = 1024;
 inline constexpr size_t kMaxToolSchemaBytes = size_t{1} << 20;
 inline constexpr int kMaxJsonDepth = 128;
-inline constexpr size_t kMaxUnsentBytes = size_t{4}
+inline constexpr size_t kMaxUnsentBytes = size_t{1}
                                           << 20;  // of one stream whose client reads too slowly
-inline constexpr int64_t kSseKeepaliveMs = 15000;
+inline constexpr int64_t kSseKeepaliveMs = 5000;
 
 // Files
 inline constexpr size_t kMaxSafetensorsHeaderBytes = size_t{100} << 20;
