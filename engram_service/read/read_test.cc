@@ -1,0 +1,333 @@
+// The gather engine against a reference that computes every row from its number, on a synthetic
+// table; then with faults: nothing but right rows or an error may come out.
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/testing/seeded_rng.h"
+#include "engram_service/io/faulty_reader.h"
+#include "engram_service/io/inline_reader.h"
+#include "engram_service/read/local_rows.h"
+#include "engram_service/store/synthetic.h"
+
+namespace twinspark::engram {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A directory of this test run that goes away with it.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "engram_XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string DemoConfig() {
+  std::ifstream file(TWINSPARK_DEMO_MODEL "/config.json");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+EngramShape TestShape() {
+  EngramShape shape;
+  shape.layer_ids = {1, 4};
+  shape.max_ngram_size = 4;
+  shape.num_heads = 4;
+  shape.head_dim = 256;
+  shape.bucket_start = 150;
+  shape.num_classes = 3449;
+  shape.pad_token_id = 2;
+  shape.vocab_size = 4096;
+  return shape;
+}
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(WriteSyntheticModel(dir_.path(), TestShape(), DemoConfig()).ok());
+  }
+
+  std::unique_ptr<TableSet> OpenTables(int rank, int world) {
+    auto tables = TableSet::Open({dir_.path(), "", rank, world});
+    EXPECT_TRUE(tables.ok()) << tables.status();
+    return *std::move(tables);
+  }
+
+  TempDir dir_;
+};
+
+struct Tokens {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> dead;
+};
+
+Tokens RandomTokens(SeededRng& rng, size_t count, bool with_dead) {
+  Tokens tokens;
+  for (size_t i = 0; i < count; ++i) {
+    tokens.ids.push_back(static_cast<int32_t>(rng.Int(0, rng.OneIn(2) ? 20 : 4095)));
+    tokens.dead.push_back(with_dead && rng.OneIn(7) ? 1 : 0);
+  }
+  return tokens;
+}
+
+// Checks the rows of a whole sequence from position 0.
+void ExpectRows(const TableSet& tables,
+                const Tokens& tokens,
+                int layer_idx,
+                const uint8_t* weights,
+                const uint8_t* scales) {
+  std::vector<Window> windows(tokens.ids.size());
+  ASSERT_TRUE(tables.hasher().Windows(tokens.ids, 0, tokens.dead, windows).ok());
+  std::vector<uint64_t> rows(static_cast<size_t>(tables.shape().num_columns()));
+  std::vector<uint8_t> want_weights(256);
+  std::vector<uint8_t> want_scales(8);
+  for (size_t t = 0; t < windows.size(); ++t) {
+    tables.hasher().Rows(layer_idx, windows[t], rows);
+    for (const int column : tables.columns()) {
+      if (windows[t].live) {
+        SyntheticRow(rows[static_cast<size_t>(column)], want_weights, want_scales);
+      } else {
+        want_weights.assign(256, 0);
+        want_scales.assign(8, 127);
+      }
+      ASSERT_EQ(std::vector<uint8_t>(weights, weights + 256), want_weights) << t << " " << column;
+      ASSERT_EQ(std::vector<uint8_t>(scales, scales + 8), want_scales) << t << " " << column;
+      weights += 256;
+      scales += 8;
+    }
+  }
+}
+
+TEST_F(EngineTest, EveryRowIsTheReferenceRow) {
+  SeededRng rng(TestSeed(1));
+  for (const auto& [rank, world] : {std::pair{0, 1}, {0, 2}, {1, 2}, {3, 4}}) {
+    const auto tables = OpenTables(rank, world);
+    const auto rows = LocalRows::Over(*tables);
+    for (const size_t count : {1u, 2u, 6u, 300u}) {
+      const Tokens tokens = RandomTokens(rng, count, true);
+      const SequenceView view{0, 0, tokens.ids, tokens.dead};
+      ASSERT_TRUE(rows->Gather(std::span(&view, 1)).ok());
+      for (int layer = 0; layer < 2; ++layer) {
+        ExpectRows(*tables, tokens, layer, rows->weights(layer).data(), rows->scales(layer).data());
+      }
+    }
+  }
+}
+
+TEST_F(EngineTest, SeveralSequencesInChunksGiveTheRowsOfTheWhole) {
+  SeededRng rng(TestSeed(2));
+  const auto tables = OpenTables(1, 2);
+  const auto rows = LocalRows::Over(*tables);
+  const Tokens tokens = RandomTokens(rng, 60, true);
+  std::vector<uint8_t> weights;
+  std::vector<uint8_t> scales;
+  for (uint32_t begin = 0; begin < 60;) {
+    const uint32_t end = std::min<uint32_t>(60, begin + static_cast<uint32_t>(rng.Int(1, 17)));
+    const uint32_t middle = (begin + end) / 2;  // two sequences of one request
+    std::vector<SequenceView> views;
+    for (const auto& [a, b] : {std::pair{begin, middle}, {middle, end}}) {
+      if (a == b) continue;
+      const uint32_t history = std::min(a, 3u);
+      views.push_back({a, history, std::span(tokens.ids).subspan(a - history, b - a + history),
+                       std::span(tokens.dead).subspan(a - history, b - a + history)});
+    }
+    ASSERT_TRUE(rows->Gather(views).ok());
+    weights.insert(weights.end(), rows->weights(1).begin(), rows->weights(1).end());
+    scales.insert(scales.end(), rows->scales(1).begin(), rows->scales(1).end());
+    begin = end;
+  }
+  ExpectRows(*tables, tokens, 1, weights.data(), scales.data());
+}
+
+TEST_F(EngineTest, RefusesWrongHistoryAndIds) {
+  const auto tables = OpenTables(0, 1);
+  const auto rows = LocalRows::Over(*tables);
+  const std::vector<int32_t> ids = {5, 6, 7};
+  const SequenceView missing{9, 2, ids, {}};
+  EXPECT_THAT(rows->Gather(std::span(&missing, 1)).message(), HasSubstr("history"));
+  const std::vector<int32_t> wrong = {5, 4096};
+  const SequenceView outside{0, 0, wrong, {}};
+  EXPECT_THAT(rows->Gather(std::span(&outside, 1)).message(), HasSubstr("4096"));
+}
+
+struct Outcome {
+  std::vector<GatherStatus> status;
+  std::vector<std::string> errors;
+  std::vector<uint8_t> weights[2];
+  std::vector<uint8_t> scales[2];
+};
+
+// One job over both layers through a reader that `spoil` damages.
+Outcome RunWithFaults(const TableSet& tables,
+                      const Tokens& tokens,
+                      FaultyReader::Spoil spoil,
+                      GatherStats* stats) {
+  FaultyReader reader(std::make_unique<InlineReader>(16), std::move(spoil));
+  GatherEngine engine(tables, reader);
+  Outcome outcome;
+  outcome.status.resize(2, GatherStatus::kCancelled);
+  outcome.errors.resize(2);
+  GatherJob job;
+  job.windows.resize(tokens.ids.size());
+  EXPECT_TRUE(tables.hasher().Windows(tokens.ids, 0, tokens.dead, job.windows).ok());
+  job.layers = 3;
+  for (size_t l = 0; l < 2; ++l) {
+    outcome.weights[l].resize(tokens.ids.size() * tables.columns().size() * 256);
+    outcome.scales[l].resize(tokens.ids.size() * tables.columns().size() * 8);
+    job.destinations[l] = {outcome.weights[l].data(), outcome.scales[l].data()};
+  }
+  job.done = [&](int layer, GatherStatus status, const std::string& error) {
+    EXPECT_EQ(outcome.status[static_cast<size_t>(layer)], GatherStatus::kCancelled)
+        << "reported twice";
+    outcome.status[static_cast<size_t>(layer)] = status;
+    outcome.errors[static_cast<size_t>(layer)] = error;
+  };
+  engine.Start(std::move(job));
+  while (!engine.idle())
+    engine.Poll(true);
+  *stats = engine.stats();
+  return outcome;
+}
+
+TEST_F(EngineTest, FaultsThatPassAreRetriedAndLeaveNoTrace) {
+  SeededRng rng(TestSeed(3));
+  const auto tables = OpenTables(0, 2);
+  const Tokens tokens = RandomTokens(rng, 40, false);
+  GatherStats stats;
+  const Outcome outcome = RunWithFaults(
+      *tables, tokens,
+      [&](const BlockRead& read, int attempt, BlockDone& done, std::span<uint8_t> data) {
+        if (attempt > 0 || read.block_idx % 3 != 0) return;
+        for (auto& byte : data)
+          byte = 0;  // whatever a failed read left behind
+        if (read.block_idx % 2 == 0) {
+          done.error = EIO;
+        } else {
+          done.bytes /= 2;
+        }
+      },
+      &stats);
+  EXPECT_GT(stats.retries, 0u);
+  for (size_t l = 0; l < 2; ++l) {
+    ASSERT_EQ(outcome.status[l], GatherStatus::kOk) << outcome.errors[l];
+    ExpectRows(*tables, tokens, static_cast<int>(l), outcome.weights[l].data(),
+               outcome.scales[l].data());
+  }
+}
+
+TEST_F(EngineTest, FaultsThatStayFailTheLayerAndNameTheBlock) {
+  SeededRng rng(TestSeed(4));
+  const auto tables = OpenTables(0, 2);
+  const Tokens tokens = RandomTokens(rng, 40, false);
+  const int broken_fd = tables->table(1).fd();
+  GatherStats stats;
+  const Outcome outcome = RunWithFaults(
+      *tables, tokens,
+      [&](const BlockRead& read, int, BlockDone& done, std::span<uint8_t>) {
+        if (read.fd == broken_fd && read.block_idx % 4 == 0) done.error = EIO;
+      },
+      &stats);
+  EXPECT_EQ(outcome.status[0], GatherStatus::kOk);
+  ExpectRows(*tables, tokens, 0, outcome.weights[0].data(), outcome.scales[0].data());
+  EXPECT_EQ(outcome.status[1], GatherStatus::kDataError);
+  EXPECT_THAT(outcome.errors[1], HasSubstr("Input/output error"));
+  EXPECT_GT(stats.data_errors, 0u);
+}
+
+TEST_F(EngineTest, InvalidCodesAreNotPassedOn) {
+  SeededRng rng(TestSeed(5));
+  const auto tables = OpenTables(0, 1);
+  const Tokens tokens = RandomTokens(rng, 4, false);
+  GatherStats stats;
+  const Outcome outcome = RunWithFaults(
+      *tables, tokens,
+      [&](const BlockRead&, int, BlockDone&, std::span<uint8_t> data) {
+        for (size_t i = 0; i < data.size(); i += 128)
+          data[i] = 0xff;
+      },
+      &stats);
+  EXPECT_EQ(outcome.status[0], GatherStatus::kDataError);
+  EXPECT_EQ(outcome.status[1], GatherStatus::kDataError);
+}
+
+TEST_F(EngineTest, ATruncatedFileStopsItsLayer) {
+  const auto tables = OpenTables(0, 1);
+  const auto rows = LocalRows::Over(*tables);
+  std::filesystem::resize_file(tables->table(0).path(), 5000);
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5, 6, 7, 8};
+  const SequenceView view{0, 0, ids, {}};
+  EXPECT_THAT(rows->Gather(std::span(&view, 1)).message(), HasSubstr("truncated"));
+  EXPECT_THAT(rows->Gather(std::span(&view, 1)).message(), HasSubstr("truncated"));
+}
+
+TEST_F(EngineTest, SharedBlocksAreReadOnce) {
+  const auto tables = OpenTables(0, 1);
+  InlineReader reader(16);
+  GatherEngine engine(*tables, reader);
+  const std::vector<int32_t> ids(50, 9);
+  std::vector<Window> windows(50);
+  ASSERT_TRUE(tables->hasher().Windows(ids, 0, {}, windows).ok());
+  const size_t columns = tables->columns().size();
+  std::vector<uint8_t> weights(50 * columns * 256);
+  std::vector<uint8_t> scales(50 * columns * 8);
+  GatherJob job;
+  job.windows = windows;
+  job.layers = 1;
+  job.destinations[0] = {weights.data(), scales.data()};
+  engine.Start(std::move(job));
+  while (!engine.idle())
+    engine.Poll(true);
+  // Four different windows, 12 columns, at most 3 blocks per row.
+  EXPECT_LE(engine.stats().reads, 4 * columns * 3);
+  EXPECT_EQ(engine.stats().rows, 50 * columns);
+  EXPECT_GT(engine.stats().rows_deduplicated, 40 * columns);
+  ExpectRows(*tables, {ids, std::vector<uint8_t>(50)}, 0, weights.data(), scales.data());
+}
+
+TEST_F(EngineTest, CancelledAndLateJobsWriteNothingMore) {
+  const auto tables = OpenTables(0, 1);
+  InlineReader reader(2);
+  GatherEngine engine(*tables, reader);
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5};
+  const size_t columns = tables->columns().size();
+  std::vector<uint8_t> weights(5 * columns * 256, 0xaa);
+  std::vector<uint8_t> scales(5 * columns * 8, 0xaa);
+  for (const bool cancel : {true, false}) {
+    int reports = 0;
+    GatherJob job;
+    job.owner = 7;
+    job.windows.resize(5);
+    ASSERT_TRUE(tables->hasher().Windows(ids, 0, {}, job.windows).ok());
+    job.layers = 1;
+    job.deadline_ns = cancel ? 0 : 1;
+    job.destinations[0] = {weights.data(), scales.data()};
+    job.done = [&](int, GatherStatus status, const std::string&) {
+      ++reports;
+      EXPECT_EQ(status, GatherStatus::kTimeout);
+    };
+    engine.Start(std::move(job));
+    if (cancel) engine.Cancel(7);
+    while (!engine.idle())
+      engine.Poll(true);
+    EXPECT_EQ(reports, cancel ? 0 : 1);
+    EXPECT_EQ(weights, std::vector<uint8_t>(weights.size(), 0xaa));
+    EXPECT_EQ(engine.num_jobs(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace twinspark::engram
