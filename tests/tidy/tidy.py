@@ -51,7 +51,7 @@ THIRD_PARTY = {
     r"(cuda|nccl|cub/|mma)": ["kernels", "shard_worker/runtime", "shard_worker/parallel"],
     r"pcre2|utf8proc": ["gateway/text", "engram_service/tools", "engram_service/store"],
     r"liburing": ["engram_service/io"],
-    r"curl/": ["deploy"],
+    r"curl/": ["deploy", "tests"],
     r"xxhash": ["common", "engram_service", "shard_worker"],
     r"(gtest|gmock|benchmark)/": ["*"],
 }

@@ -1,0 +1,240 @@
+#include "tests/load/load_generator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <memory>
+#include <string_view>
+
+#include <boost/json.hpp>
+#include <curl/curl.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/clock.h"
+#include "common/testing/seeded_rng.h"
+
+namespace twinspark {
+namespace {
+
+constexpr int64_t kHangUpMsMax = 400;
+constexpr long kRequestMsMax = 120000;
+
+struct Request {
+  CURL* curl = nullptr;
+  curl_slist* headers = nullptr;
+  std::string body;
+  std::string pending;
+  std::string error_body;
+  int64_t start_us = 0;
+  int64_t first_us = 0;
+  int64_t last_us = 0;
+  int64_t hang_up_us = 0;  // absolute; 0: never
+  int64_t tokens_seen = 0;
+  int64_t completion_tokens = 0;
+  int64_t prompt_tokens = 0;
+  bool finished = false;
+  std::vector<double>* itl_ms = nullptr;
+
+  void TakeEvent(std::string_view payload) {
+    boost::system::error_code error;
+    const boost::json::value chunk = boost::json::parse({payload.data(), payload.size()}, error);
+    if (error) return;
+    const int64_t now_us = SteadyClock().NowUs();
+    if (const auto* usage = chunk.find_pointer("/usage/completion_tokens", error)) {
+      completion_tokens = usage->to_number<int64_t>();
+      if (const auto* prompt = chunk.find_pointer("/usage/prompt_tokens", error))
+        prompt_tokens = prompt->to_number<int64_t>();
+    }
+    if (const auto* reason = chunk.find_pointer("/choices/0/finish_reason", error);
+        reason != nullptr && reason->is_string())
+      finished = true;
+    const auto* ids = chunk.find_pointer("/choices/0/token_ids", error);
+    const int64_t tokens =
+        ids != nullptr && ids->is_array() ? static_cast<int64_t>(ids->as_array().size()) : 0;
+    if (tokens == 0) return;
+    if (first_us == 0) {
+      first_us = now_us;
+    } else {
+      for (int64_t i = 0; i < tokens; ++i)
+        itl_ms->push_back(static_cast<double>(now_us - last_us) / 1e3 /
+                          static_cast<double>(tokens));
+    }
+    last_us = now_us;
+    tokens_seen += tokens;
+  }
+
+  static size_t OnBytes(char* data, size_t size, size_t count, void* user) {
+    auto* request = static_cast<Request*>(user);
+    request->pending.append(data, size * count);
+    size_t begin = 0;
+    for (size_t end; (end = request->pending.find('\n', begin)) != std::string::npos;
+         begin = end + 1) {
+      std::string_view line(request->pending.data() + begin, end - begin);
+      if (line.ends_with('\r')) line.remove_suffix(1);
+      if (line.starts_with("data: ")) request->TakeEvent(line.substr(6));
+    }
+    request->pending.erase(0, begin);
+    return size * count;
+  }
+};
+
+class Generator {
+ public:
+  explicit Generator(const LoadOptions& options)
+      : options_(options), rng_(options.seed), multi_(curl_multi_init()) {
+    curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, 64L);
+  }
+  ~Generator() { curl_multi_cleanup(multi_); }
+
+  LoadResult Run() {
+    start_us_ = clock_.NowUs();
+    next_arrival_us_ = start_us_;
+    while (true) {
+      StartDue();
+      if (running_.empty() && !MayStart()) break;
+      int still_running = 0;
+      curl_multi_perform(multi_, &still_running);
+      Reap();
+      HangUpDue();
+      curl_multi_poll(multi_, nullptr, 0, 5, nullptr);
+    }
+    result_.wall_seconds = static_cast<double>(clock_.NowUs() - start_us_) / 1e6;
+    return std::move(result_);
+  }
+
+ private:
+  bool MayStart() const {
+    const double age = static_cast<double>(clock_.NowUs() - start_us_) / 1e6;
+    return age < options_.seconds &&
+           (options_.requests_max == 0 || started_ < options_.requests_max);
+  }
+
+  void StartDue() {
+    if (options_.rate <= 0) {
+      while (MayStart() && static_cast<int>(running_.size()) < options_.streams)
+        Start();
+      return;
+    }
+    while (MayStart() && clock_.NowUs() >= next_arrival_us_ &&
+           static_cast<int>(running_.size()) < LoadResult::kMaxOpenRequests) {
+      Start();
+      next_arrival_us_ += static_cast<int64_t>(-std::log(1 - rng_.Unit()) / options_.rate * 1e6);
+    }
+  }
+
+  void Start() {
+    auto request = std::make_unique<Request>();
+    const std::string& prompt =
+        options_.prompts[static_cast<size_t>(started_) % options_.prompts.size()];
+    request->body = boost::json::serialize(boost::json::object{
+        {"model", options_.model},
+        {"messages", {boost::json::object{{"role", "user"}, {"content", prompt}}}},
+        {"temperature", options_.temperature},
+        {"seed", started_},
+        {"max_tokens", options_.max_tokens},
+        {"stream", true},
+        {"stream_options", {{"include_usage", true}}},
+        {"return_token_ids", true},
+        {"chat_template_kwargs", {{"enable_thinking", false}}},
+    });
+    ++started_;
+    request->itl_ms = &result_.itl_ms;
+    request->start_us = clock_.NowUs();
+    if (rng_.Unit() < options_.disconnect_share)
+      request->hang_up_us = request->start_us + rng_.Int(1, kHangUpMsMax) * 1000;
+    CURL* curl = curl_easy_init();
+    request->curl = curl;
+    request->headers = curl_slist_append(nullptr, "Content-Type: application/json");
+    curl_easy_setopt(curl, CURLOPT_URL, absl::StrCat(options_.url, "/v1/chat/completions").c_str());
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, request->headers);
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDS, request->body.c_str());
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, kRequestMsMax);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, Request::OnBytes);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, request.get());
+    curl_easy_setopt(curl, CURLOPT_PRIVATE, request.get());
+    curl_multi_add_handle(multi_, curl);
+    running_.push_back(std::move(request));
+  }
+
+  void Reap() {
+    int left = 0;
+    while (const CURLMsg* message = curl_multi_info_read(multi_, &left)) {
+      Request* request = nullptr;
+      curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &request);
+      long status = 0;
+      curl_easy_getinfo(message->easy_handle, CURLINFO_RESPONSE_CODE, &status);
+      if (message->data.result != CURLE_OK) {
+        ++result_.errors[curl_easy_strerror(message->data.result)];
+      } else if (status != 200) {
+        ++result_.errors[absl::StrCat("HTTP ", status)];
+      } else if (!request->finished) {
+        ++result_.errors["no finish reason"];
+      } else {
+        Record(*request);
+      }
+      Remove(request);
+    }
+  }
+
+  void Record(const Request& request) {
+    ++result_.requests_ok;
+    result_.completion_tokens += request.completion_tokens;
+    result_.prompt_tokens += request.prompt_tokens;
+    if (request.first_us == 0) return;
+    result_.ttft_ms.push_back(static_cast<double>(request.first_us - request.start_us) / 1e3);
+    if (request.last_us > request.first_us) {
+      result_.request_tok_s.push_back(
+          static_cast<double>(request.tokens_seen - 1) /
+          (static_cast<double>(request.last_us - request.first_us) / 1e6));
+    }
+  }
+
+  void HangUpDue() {
+    const int64_t now_us = clock_.NowUs();
+    std::vector<Request*> due;
+    for (const auto& request : running_) {
+      if (request->hang_up_us != 0 && now_us >= request->hang_up_us) due.push_back(request.get());
+    }
+    for (Request* request : due) {
+      ++result_.hung_up;
+      result_.completion_tokens += request->tokens_seen;
+      Remove(request);
+    }
+  }
+
+  void Remove(Request* request) {
+    curl_multi_remove_handle(multi_, request->curl);
+    curl_easy_cleanup(request->curl);
+    curl_slist_free_all(request->headers);
+    running_.remove_if([&](const auto& other) { return other.get() == request; });
+  }
+
+  const LoadOptions& options_;
+  SteadyClock clock_;
+  SeededRng rng_;
+  CURLM* multi_;
+  std::list<std::unique_ptr<Request>> running_;
+  int64_t started_ = 0;
+  int64_t start_us_ = 0;
+  int64_t next_arrival_us_ = 0;
+  LoadResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options) {
+  if (options.prompts.empty()) return absl::InvalidArgumentError("no prompts");
+  return Generator(options).Run();
+}
+
+double Percentile(std::vector<double>& samples, double share) {
+  if (samples.empty()) return 0;
+  std::sort(samples.begin(), samples.end());
+  const auto index = static_cast<size_t>(std::ceil(share * static_cast<double>(samples.size())));
+  return samples[std::min(std::max<size_t>(index, 1), samples.size()) - 1];
+}
+
+}  // namespace twinspark
