@@ -6,10 +6,12 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/limits.h"
+#include "common/rpc/grpc_log.h"
 
 namespace twinspark {
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  QuietGrpcLog();
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(static_cast<int>(limits::kMaxMessageBytes));
   args.SetMaxSendMessageSize(static_cast<int>(limits::kMaxMessageBytes));

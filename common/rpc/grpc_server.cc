@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/limits.h"
+#include "common/rpc/grpc_log.h"
 
 namespace twinspark {
 namespace {
@@ -26,6 +27,7 @@ std::string WithPort(const std::string& address, int port) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const std::string& address, const std::vector<grpc::Service*>& services) {
+  QuietGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;

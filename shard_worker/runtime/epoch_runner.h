@@ -101,8 +101,8 @@ class EpochRunner {
   // Makes one rank wrong before its next op. FAILED_PRECONDITION while an earlier fault waits.
   absl::Status Arm(const Fault& fault);
 
-  // Waits until both threads are gone. Whoever drops the last reference joins first: the sender thread
-  // must not be the one that destroys its runner.
+  // Waits until both threads are gone. Whoever drops the last reference joins first: the sender
+  // thread must not be the one that destroys its runner.
   void Join();
 
  private:

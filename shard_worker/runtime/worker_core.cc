@@ -240,8 +240,7 @@ absl::StatusOr<ReadyReport> WorkerCore::Configure(const GroupConfig& config,
   return report;
 }
 
-absl::StatusOr<std::shared_ptr<EpochRunner>> WorkerCore::OpenSteps(const StepsOpening& opening,
-                                                                   StepsSink& sink) {
+absl::StatusOr<OpenedSteps> WorkerCore::OpenSteps(const StepsOpening& opening) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const WorkerState state = state_.load();
   if (state != WorkerState::kReady) {
@@ -270,8 +269,7 @@ absl::StatusOr<std::shared_ptr<EpochRunner>> WorkerCore::OpenSteps(const StepsOp
         on_op_(op, outcome);
       },
       [this](const absl::Status& reason) { OnEpochEnded(reason); });
-  runner_->Start(sink);
-  return runner_;
+  return OpenedSteps{runner_, config_.epoch, config_.rank, report_->granted, report_->model};
 }
 
 void WorkerCore::OnEpochEnded(const absl::Status& reason) {

@@ -35,6 +35,16 @@ struct StepsOpening {
   std::string weights_digest;
 };
 
+// What the reader of the stream needs to know; the runner has yet to be started on the stream's
+// sink.
+struct OpenedSteps {
+  std::shared_ptr<EpochRunner> runner;
+  uint64_t epoch = 0;
+  int rank = 0;
+  GroupLimits granted;
+  ModelFacts model;
+};
+
 struct ReadyReport {
   LoadReport load;
   std::vector<StepCost> costs;
@@ -83,6 +93,8 @@ class WorkerCore {
 
   WorkerBackend& backend() { return backend_; }
   WorkerState state() const { return state_.load(); }
+  // True once on_exit was called.
+  bool exiting() const { return exited_.load(); }
 
   absl::StatusOr<std::string> PrepareGroup(uint64_t epoch, int rank, int world);
 
@@ -91,9 +103,8 @@ class WorkerCore {
                                         const Progress& progress,
                                         const std::function<bool()>& cancelled);
 
-  // READY > SERVING. The runner is started on `sink` and lives until the next epoch.
-  absl::StatusOr<std::shared_ptr<EpochRunner>> OpenSteps(const StepsOpening& opening,
-                                                         StepsSink& sink);
+  // READY > SERVING. The caller starts the runner, which lives until the next epoch.
+  absl::StatusOr<OpenedSteps> OpenSteps(const StepsOpening& opening);
 
   WorkerStatus Status() const;
 

@@ -1,0 +1,188 @@
+// See steps_reactor.h.
+#include "shard_worker/service/steps_reactor.h"
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "common/log.h"
+#include "common/rpc/grpc_status.h"
+#include "shard_worker/service/op_reader.h"
+#include "shard_worker/service/result_writer.h"
+
+namespace twinspark {
+namespace {
+
+// Results of the ops in flight and heartbeats; more means that the gateway does not read.
+constexpr size_t kMaxQueuedMessages = 64;
+
+class StepsReactor final
+    : public grpc::ServerBidiReactor<proto::GatewayMessage, proto::WorkerMessage>,
+      public StepsSink {
+ public:
+  StepsReactor(WorkerCore& core, grpc::CallbackServerContext* context)
+      : core_(core), context_(context) {
+    StartRead(&incoming_);
+  }
+
+  // ---- gRPC's threads
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      OnStreamClosed();
+      return;
+    }
+    EpochRunner* const runner = runner_.load();
+    if (runner == nullptr) {
+      if (Open()) StartRead(&incoming_);
+      return;
+    }
+    switch (incoming_.message_case()) {
+      case proto::GatewayMessage::kOp:
+        runner->Submit(ReadOp(std::move(*incoming_.mutable_op()), bounds_));
+        break;
+      case proto::GatewayMessage::kHeartbeat:
+        runner->GatewayHeard();
+        break;
+      default:
+        runner->End(absl::InvalidArgumentError(
+            "Steps: a message that is neither an op nor a heartbeat came after the first one"));
+    }
+    if (!runner->ending()) StartRead(&incoming_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) EndEpoch("the stream to the gateway broke while writing");
+    std::unique_lock<std::mutex> lock(mutex_);
+    outgoing_.pop_front();
+    if (!ok) outgoing_.clear();
+    if (!outgoing_.empty()) {
+      StartWrite(&outgoing_.front());
+      return;
+    }
+    if (!finish_wanted_) return;
+    const grpc::Status status = finish_status_;
+    lock.unlock();
+    ServerBidiReactor::Finish(status);  // `this` may be gone from here on
+  }
+
+  void OnCancel() override {
+    cancelled_.store(true);
+    EndEpoch("the stream to the gateway was lost");
+  }
+
+  void OnDone() override { delete this; }
+
+  // ---- the epoch's sender thread
+
+  void SendResult(const OpOutcome& outcome) override {
+    proto::WorkerMessage message;
+    WriteOpResult(outcome, rank_ == 0, message.mutable_result());
+    Send(std::move(message));
+  }
+
+  void SendHeartbeat(const Heartbeat& heartbeat) override {
+    proto::WorkerMessage message;
+    WriteHeartbeat(heartbeat, message.mutable_heartbeat());
+    Send(std::move(message));
+  }
+
+  void Finish(const absl::Status& reason) override {
+    bool stuck = false;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      finish_wanted_ = true;
+      finish_status_ = ToGrpcStatus(reason);
+      stuck = !outgoing_.empty();
+    }
+    if (!stuck) {
+      ServerBidiReactor::Finish(ToGrpcStatus(reason));  // `this` may be gone from here on
+      return;
+    }
+    // OnWriteDone finishes. To a gateway that does not read, the write would stay in flight for
+    // ever.
+    if (absl::IsUnavailable(reason)) context_->TryCancel();
+  }
+
+ private:
+  // The first message. False when the stream was refused.
+  bool Open() {
+    if (incoming_.message_case() != proto::GatewayMessage::kOpen) {
+      Finish(absl::InvalidArgumentError("Steps: the first message must be OpenSteps"));
+      return false;
+    }
+    const proto::OpenSteps& open = incoming_.open();
+    absl::StatusOr<OpenedSteps> opened =
+        core_.OpenSteps({open.epoch(), open.config_digest(), open.weights_digest()});
+    if (!opened.ok()) {
+      LOG_WARNING << "steps refused epoch=" << open.epoch() << " reason=\"" << opened.status()
+                  << "\"";
+      Finish(opened.status());
+      return false;
+    }
+    rank_ = opened->rank;
+    bounds_ = {opened->granted, opened->model.vocab_size, opened->model.max_drafts};
+    proto::WorkerMessage message;
+    message.mutable_accepted()->set_epoch(opened->epoch);
+    message.mutable_accepted()->set_rank(static_cast<uint32_t>(rank_));
+    Send(std::move(message));
+    owned_runner_ = std::move(opened->runner);
+    runner_.store(owned_runner_.get());
+    if (cancelled_.load()) EndEpoch("the stream to the gateway was lost");
+    owned_runner_->Start(*this);
+    return true;
+  }
+
+  void OnStreamClosed() {
+    EpochRunner* const runner = runner_.load();
+    if (runner == nullptr) {
+      Finish(absl::CancelledError("Steps: closed before the first message"));
+    } else if (context_->IsCancelled()) {
+      EndEpoch("the stream to the gateway was lost");
+    } else {
+      runner->End(absl::OkStatus());  // a half-close is the regular end
+    }
+  }
+
+  void EndEpoch(const char* reason) {
+    EpochRunner* const runner = runner_.load();
+    if (runner != nullptr) runner->End(absl::UnavailableError(reason));
+  }
+
+  void Send(proto::WorkerMessage message) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (outgoing_.size() < kMaxQueuedMessages) {
+        outgoing_.push_back(std::move(message));
+        if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
+        return;
+      }
+    }
+    EndEpoch("the gateway leaves the messages of the stream unread");
+  }
+
+  WorkerCore& core_;
+  grpc::CallbackServerContext* const context_;
+  proto::GatewayMessage incoming_;
+  std::shared_ptr<EpochRunner> owned_runner_;
+  std::atomic<EpochRunner*> runner_{nullptr};  // owned_runner_, published by the first read
+  OpBounds bounds_;
+  int rank_ = 0;
+  std::atomic<bool> cancelled_{false};
+
+  std::mutex mutex_;
+  std::deque<proto::WorkerMessage> outgoing_;  // front: being written
+  bool finish_wanted_ = false;
+  grpc::Status finish_status_;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<proto::GatewayMessage, proto::WorkerMessage>* NewStepsReactor(
+    WorkerCore& core, grpc::CallbackServerContext* context) {
+  return new StepsReactor(core, context);
+}
+
+}  // namespace twinspark
