@@ -50,7 +50,9 @@ absl::StatusOr<int32_t> Scheduler::ResolveMaxTokens(const SchedulerConfig& confi
       std::min<int64_t>(config.max_output_default, capacity - num_prompt_ids));
 }
 
-absl::StatusOr<SequenceId> Scheduler::Add(SequenceSpec spec, int64_t now_us) {
+absl::Status Scheduler::Add(SequenceId id, SequenceSpec spec, int64_t now_us) {
+  CHECK_GT(id, last_sequence_id_);
+  last_sequence_id_ = id;
   auto max_tokens = ResolveMaxTokens(config_, epoch_, Size(spec.prompt_ids), spec.max_tokens);
   if (!max_tokens.ok()) return max_tokens.status();
   if (queue_.full()) {
@@ -58,7 +60,7 @@ absl::StatusOr<SequenceId> Scheduler::Add(SequenceSpec spec, int64_t now_us) {
         absl::StrCat("the queue is full: ", queue_.size(), " requests wait"));
   }
   auto sequence = std::make_unique<Sequence>();
-  sequence->id = next_sequence_id_++;
+  sequence->id = id;
   sequence->request_hash = spec.request_hash;
   sequence->num_prompt_ids = Size(spec.prompt_ids);
   sequence->max_total_ids = sequence->num_prompt_ids + *max_tokens;
@@ -68,10 +70,9 @@ absl::StatusOr<SequenceId> Scheduler::Add(SequenceSpec spec, int64_t now_us) {
   sequence->run_ahead_allowed = spec.run_ahead_allowed;
   sequence->sampling = std::make_shared<const SamplingParams>(std::move(spec.sampling));
   sequence->enqueue_us = now_us;
-  CHECK(queue_.Push(sequence->id));
-  const SequenceId id = sequence->id;
+  CHECK(queue_.Push(id));
   sequences_.emplace(id, std::move(sequence));
-  return id;
+  return absl::OkStatus();
 }
 
 void Scheduler::End(SequenceId id, EndReason reason) {
@@ -149,8 +150,8 @@ void Scheduler::Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& pla
                                        .draft_allowed = sequence.max_drafts > 0,
                                        .wants_prompt_logprobs = wants_prompt_logprobs});
   if (!sequence.sampling->allowed_token_ids.empty()) {
-    plan.controls.push_back(
-        SetMask{static_cast<uint32_t>(slot) + 1, sequence.sampling->allowed_token_ids});
+    plan.controls.push_back(SetMask{static_cast<uint32_t>(slot) + 1, epoch_.vocab_size,
+                                    sequence.sampling->allowed_token_ids});
   }
   CHECK(blocks_.Take(KvBlockManager::PagesFor(sequence.num_open_ids), sequence.pages));
   MapPages map;
@@ -345,7 +346,8 @@ void Scheduler::PlanChunk(StepPlan& plan, OpInFlight& op) {
   const double target_ms = others ? config_.busy_chunk_target_ms : config_.chunk_target_ms;
   const int32_t rows = std::min({chosen->num_open_ids - chosen->num_planned, epoch_.max_chunk_rows,
                                  cost_.PrefillRowsWithin(target_ms)});
-  plan.chunk = ChunkSlice{next_chunk_id_++, PlanRange(*chosen, rows, op.chunk.emplace())};
+  plan.chunk =
+      ChunkSlice{next_chunk_id_++, epoch_.num_layers, PlanRange(*chosen, rows, op.chunk.emplace())};
   op.prefill_rows = rows;
 }
 

@@ -47,7 +47,9 @@ struct EpochLimits {
   int max_short_prefill_rows = limits::kMaxShortPrefillRows;
   int max_chunk_rows = limits::kMaxChunkRows;
   int32_t max_context = 0;
-  int max_drafts = 0;  // of the model; 0: it has no drafter
+  int max_drafts = 0;      // of the model; 0: it has no drafter
+  int num_layers = 1;      // of the model
+  int32_t vocab_size = 0;  // of the model; 0: not known
 };
 
 enum class EndReason : uint8_t {
@@ -95,8 +97,9 @@ class Scheduler {
                                                   int32_t num_prompt_ids,
                                                   int32_t max_tokens);
 
-  // Queues a sequence. RESOURCE_EXHAUSTED when the queue is full; errors of ResolveMaxTokens.
-  absl::StatusOr<SequenceId> Add(SequenceSpec spec, int64_t now_us);
+  // Queues a sequence; ids must ascend. RESOURCE_EXHAUSTED when the queue is full; errors of
+  // ResolveMaxTokens.
+  absl::Status Add(SequenceId id, SequenceSpec spec, int64_t now_us);
 
   // Ends a sequence, if it is still there: an event now, its slot and pages free in the next op.
   void End(SequenceId id, EndReason reason);
@@ -197,7 +200,7 @@ class Scheduler {
   std::deque<OpInFlight> in_flight_;    // at most limits::kMaxOpsInFlight
   std::vector<SequenceEvent> events_;
   SchedulerCounters counters_;
-  SequenceId next_sequence_id_ = 1;
+  SequenceId last_sequence_id_ = 0;
   uint64_t next_op_id_ = 1;
   uint64_t next_chunk_id_ = 1;
   SequenceId last_served_ = 0;  // where the next round begins when sequences take turns

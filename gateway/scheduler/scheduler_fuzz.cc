@@ -102,14 +102,15 @@ class Run {
     const auto prompt = spec.prompt_ids;
     const auto sampling = spec.sampling;
     const int waiting = driver_.scheduler.num_waiting();
-    const auto id = driver_.scheduler.Add(std::move(spec), driver_.now_us);
-    if (!id.ok()) {
-      if (absl::IsResourceExhausted(id.status())) CHECK(waiting > 0);
+    const SequenceId id = next_id_++;
+    const absl::Status status = driver_.scheduler.Add(id, std::move(spec), driver_.now_us);
+    if (!status.ok()) {
+      if (absl::IsResourceExhausted(status)) CHECK(waiting > 0);
       return;
     }
-    const Sequence* sequence = driver_.scheduler.Find(*id);
+    const Sequence* sequence = driver_.scheduler.Find(id);
     const int max_tokens = sequence->max_total_ids - sequence->num_prompt_ids;
-    asked_[*id].expected = ToyContinuation(language_, prompt, sampling, max_tokens);
+    asked_[id].expected = ToyContinuation(language_, prompt, sampling, max_tokens);
   }
 
   void Cancel() {
@@ -152,6 +153,7 @@ class Run {
   const EpochLimits limits_;
   SchedulerDriver driver_;
   std::map<SequenceId, Asked> asked_;
+  SequenceId next_id_ = 1;
 };
 
 int Main(int argc, char** argv) {

@@ -44,7 +44,8 @@ struct CloseSequence {
 
 // Tokens that the sequence in `slot` may draw, kept by workers under mask_id.
 struct SetMask {
-  uint32_t mask_id = 0;  // > 0
+  uint32_t mask_id = 0;    // > 0
+  int32_t vocab_size = 0;  // how many bits the mask has
   std::vector<int32_t> allowed_token_ids;
 };
 
@@ -75,6 +76,7 @@ struct PrefillRange {
 // A bulk chunk, all layers at once.
 struct ChunkSlice {
   uint64_t chunk_id = 0;
+  int num_layers = 1;
   PrefillRange range;
 };
 

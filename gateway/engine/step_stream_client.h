@@ -1,0 +1,39 @@
+// One rank's side of the log: the bidirectional stream that carries serialised ops and heartbeats
+// to a worker and its results back. EncodeOp makes the bytes that every rank gets, once per op.
+// Opened by WorkerClient, owned by WorkerGroup. Thread-safe; events arrive on gRPC's threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "gateway/engine/worker_types.h"
+#include "gateway/scheduler/step_plan.h"
+
+namespace twinspark::gateway {
+
+// The bytes of proto.Op.
+std::string EncodeOp(const StepPlan& plan);
+
+// Must not block. After OnClosed nothing more is called.
+class StepStreamEvents {
+ public:
+  virtual ~StepStreamEvents() = default;
+  virtual void OnAccepted(int rank) = 0;
+  virtual void OnHeartbeat(int rank) = 0;
+  virtual void OnResult(int rank, RankResult result) = 0;
+  virtual void OnClosed(int rank, const absl::Status& status) = 0;
+};
+
+class StepStream {
+ public:
+  virtual ~StepStream() = default;  // ends the stream and waits for its last event
+  virtual void SendOp(const std::string& op_bytes) = 0;
+  virtual void SendHeartbeat(uint64_t sequence) = 0;
+  // Ends the stream: the worker goes back to IDLE. OnClosed follows.
+  virtual void Close() = 0;
+};
+
+}  // namespace twinspark::gateway
