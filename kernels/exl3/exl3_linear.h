@@ -34,7 +34,10 @@ struct Exl3LinearParams {
 
 // Several matrices in one pass over the threads: two barriers in all instead of two each. Jobs are
 // independent: each has its own input, output and number of rows; no output may overlap an input.
-void Exl3LinearBatchCpu(std::span<const Exl3LinearParams> jobs, const Launch& launch);
+struct Exl3LinearBatchParams {
+  std::span<const Exl3LinearParams> jobs;
+};
+void Exl3LinearBatchCpu(const Exl3LinearBatchParams& params, const Launch& launch);
 void Exl3LinearCpu(const Exl3LinearParams& params, const Launch& launch);
 
 // Arena bytes that a batch takes at most. `rows` beyond kExl3RowBlock cost nothing more.

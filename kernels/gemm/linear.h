@@ -49,7 +49,10 @@ void LinearCpu(const LinearParams& params, const Launch& launch);
 // Several independent matrices in one pass over the threads (gate and up, wq_a and wkv, the groups
 // of wo_a, the experts of a few rows): two barriers in all. At most kMaxLinearJobs jobs.
 inline constexpr int64_t kMaxLinearJobs = 4096;
-void LinearBatchCpu(std::span<const LinearParams> jobs, const Launch& launch);
+struct LinearBatchParams {
+  std::span<const LinearParams> jobs;
+};
+void LinearBatchCpu(const LinearBatchParams& params, const Launch& launch);
 
 // Arena bytes that a batch takes at most: the sum over its jobs of this.
 size_t LinearScratchBytes(const LinearWeights& weights, int64_t rows, int num_threads);

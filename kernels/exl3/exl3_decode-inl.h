@@ -1,0 +1,266 @@
+// Decode of EXL3 tiles with Highway: words of the transposed layout (exl3_weights.h) to exact f32
+// values, N output columns at a time. Included once per SIMD target; the values are the same on
+// all.
+//
+// Every lane holds one column's stream of `K` words; the word before its first is the last word of
+// the lane to its left (the ring). Ring position q ends at bit (q + 1) K of the stream: inside one
+// word the state is a constant shift and a mask, across two words it is cut from prev << 16 | w
+// >> 16.
+#if defined(TWINSPARK_KERNELS_EXL3_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TWINSPARK_KERNELS_EXL3_DECODE_INL_H_
+#undef TWINSPARK_KERNELS_EXL3_DECODE_INL_H_
+#else
+#define TWINSPARK_KERNELS_EXL3_DECODE_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "hwy/highway.h"
+#include "kernels/exl3/exl3_weights.h"
+#include "kernels/panel_gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Sum of the four bytes of every lane.
+HWY_INLINE PanelVU ByteSum(PanelVU x) {
+  const PanelU32 du;
+#if HWY_TARGET == HWY_SCALAR
+  const PanelVU even = hn::Set(du, 0x00ff00ffu);
+  const PanelVU sums = hn::Add(hn::And(x, even), hn::And(hn::ShiftRight<8>(x), even));
+  return hn::Add(hn::And(sums, hn::Set(du, 0xffffu)), hn::ShiftRight<16>(sums));
+#else
+  const hn::Repartition<uint16_t, PanelU32> d16;
+  const auto x16 = hn::BitCast(d16, x);
+  const auto pairs = hn::Add(hn::And(x16, hn::Set(d16, uint16_t{0xff})), hn::ShiftRight<8>(x16));
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+  // On x86 this op adds neighbouring 16-bit lanes, and its second sum stays as it is.
+  const hn::Repartition<int16_t, PanelU32> di16;
+  const PanelI32 di;
+  auto unused = hn::Zero(di);
+  return hn::BitCast(du, hn::ReorderWidenMulAccumulate(di, hn::BitCast(di16, pairs),
+                                                       hn::Set(di16, 1), hn::Zero(di), unused));
+#else
+  const PanelVU sums = hn::BitCast(du, pairs);
+  return hn::Add(hn::And(sums, hn::Set(du, 0xffffu)), hn::ShiftRight<16>(sums));
+#endif
+#endif
+}
+
+// Section 2.2: RN16((1774 S - 905216) * 2^-18). The argument is exact in f32, and t - (t - v) with
+// t = 8193 v rounds it to 11 bits (all 65,536 states are tested).
+HWY_INLINE PanelVF DecodeMul1(PanelVU states) {
+  const PanelF32 d;
+  const PanelU32 du;
+  const PanelVU sum = ByteSum(hn::Mul(states, hn::Set(du, 0x83DCD12Du)));
+#if HWY_NATIVE_FMA
+  // 0x4B000000 + S is 2^23 + S as a float; the fused product and sum is exact (22 bits).
+  const PanelVF biased = hn::BitCast(d, hn::Add(sum, hn::Set(du, 0x4B000000u)));
+  const PanelVF v = hn::MulAdd(biased, hn::Set(d, 1774.0f * 0x1p-18f),
+                               hn::Set(d, -(1774.0f * 0x1p5f + 3.453125f)));
+#else
+  const PanelI32 di;
+  const PanelVF v = hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, sum)),
+                               hn::Set(d, 1774.0f * 0x1p-18f), hn::Set(d, -3.453125f));
+#endif
+  const PanelVF t = hn::Mul(v, hn::Set(d, 8193.0f));
+  return hn::Sub(t, hn::Sub(t, v));
+}
+
+// Section 2.1: two f16 numbers with exponents 12..15, so widening is a shift and an addition to the
+// exponent; their sum is exact in f32 and is rounded to f16 on the bits (never subnormal).
+template <Exl3Codebook kCodebook>
+HWY_INLINE PanelVF Decode3Inst(PanelVU states) {
+  const PanelF32 d;
+  const PanelU32 du;
+  PanelVU x = states;
+  if constexpr (kCodebook == Exl3Codebook::k3Inst) {
+    x = hn::Add(hn::Mul(states, hn::Set(du, 89226354u)), hn::Set(du, 64248484u));
+  } else {
+    x = hn::Mul(states, hn::Set(du, 0xCBAC1FEDu));
+  }
+  x = hn::Xor(hn::And(x, hn::Set(du, 0x8FFF8FFFu)), hn::Set(du, 0x3B603B60u));
+  const PanelVU sign = hn::Set(du, 0x80000000u);
+  const PanelVU magnitude = hn::Set(du, 0x0fffe000u);
+  const PanelVU rebias = hn::Set(du, 112u << 23);
+  const PanelVU low = hn::Or(hn::And(hn::ShiftLeft<16>(x), sign),
+                             hn::Add(hn::And(hn::ShiftLeft<13>(x), magnitude), rebias));
+  const PanelVU high =
+      hn::Or(hn::And(x, sign), hn::Add(hn::And(hn::ShiftRight<3>(x), magnitude), rebias));
+  const PanelVU sum = hn::BitCast(du, hn::Add(hn::BitCast(d, low), hn::BitCast(d, high)));
+  const PanelVU odd = hn::And(hn::ShiftRight<13>(sum), hn::Set(du, 1u));
+  const PanelVU rounded = hn::Add(hn::Add(sum, hn::Set(du, 0xfffu)), odd);
+  return hn::BitCast(d, hn::And(rounded, hn::Set(du, 0xffffe000u)));
+}
+
+template <Exl3Codebook kCodebook>
+HWY_INLINE PanelVF DecodeStates(PanelVU states) {
+  if constexpr (kCodebook == Exl3Codebook::kMul1) {
+    return DecodeMul1(states);
+  } else {
+    return Decode3Inst<kCodebook>(states);
+  }
+}
+
+// The last word of the lane to the left, for lanes `sub * N` .. of a row of 16 (two rings of 8).
+HWY_INLINE PanelVU LeftNeighbours(const uint32_t* HWY_RESTRICT last_words, size_t sub) {
+  const PanelU32 du;
+  const size_t first = sub * kPanelLanes;
+#if HWY_TARGET == HWY_SCALAR
+  return hn::LoadU(du, last_words + ((first & 8) | ((first + 7) & 7)));
+#elif HWY_HAVE_SCALABLE || HWY_MAX_BYTES == 16
+  static_assert(kPanelLanes == 4);
+  const PanelVU own = hn::LoadU(du, last_words + first);
+  const PanelVU other = hn::LoadU(du, last_words + (first ^ 4));
+  return hn::CombineShiftRightLanes<3>(du, own, other);
+#else
+  static_assert(kPanelLanes == 8 || kPanelLanes == 16);
+  HWY_ALIGN static constexpr int32_t kLeft[16] = {7,  0, 1, 2,  3,  4,  5,  6,
+                                                  15, 8, 9, 10, 11, 12, 13, 14};
+  return hn::TableLookupLanes(hn::LoadU(du, last_words + first), hn::SetTableIndices(du, kLeft));
+#endif
+}
+
+// First ring position that ends in word i (0 .. K) of a lane.
+template <int K>
+constexpr int FirstInWord(int i) {
+  return (32 * i) / K;
+}
+
+// Where a decoded vector goes: to a panel [16 steps][2 halves][N], or straight into the product
+// with one or two rows of x (kRows = 1, 2). Position q is column half (q >> 2) & 1, step below.
+template <int kRows>
+struct Sink {
+  static constexpr size_t Step(int q) { return static_cast<size_t>((q >> 3) * 4 + (q & 3)); }
+  template <int q>
+  static HWY_INLINE void Put(PanelVF value,
+                             float* HWY_RESTRICT panel,
+                             const float* HWY_RESTRICT x,
+                             size_t x_stride,
+                             PanelVF& a0,
+                             PanelVF& b0,
+                             PanelVF& a1,
+                             PanelVF& b1) {
+    const PanelF32 d;
+    constexpr size_t kStep = Step(q);
+    constexpr size_t kHalf = (q >> 2) & 1;
+    if constexpr (kRows == 0) {
+      hn::StoreU(value, d, panel + (2 * kStep + kHalf) * kPanelLanes);
+    } else {
+      PanelVF& first = kHalf == 0 ? a0 : b0;
+      first = hn::MulAdd(hn::Set(d, x[kStep]), value, first);
+      if constexpr (kRows == 2) {
+        PanelVF& second = kHalf == 0 ? a1 : b1;
+        second = hn::MulAdd(hn::Set(d, x[x_stride + kStep]), value, second);
+      }
+    }
+  }
+};
+
+// All positions that end in word i, given that word and the 32 bits that straddle its start.
+template <Exl3Codebook kCodebook, int K, int kRows, int i, int... offsets>
+HWY_INLINE void DecodeWord(std::integer_sequence<int, offsets...>,
+                           PanelVU word,
+                           PanelVU straddling,
+                           float* HWY_RESTRICT panel,
+                           const float* HWY_RESTRICT x,
+                           size_t x_stride,
+                           PanelVF& a0,
+                           PanelVF& b0,
+                           PanelVF& a1,
+                           PanelVF& b1) {
+  const PanelU32 du;
+  const PanelVU mask = hn::Set(du, 0xffffu);
+  const auto one = [&](auto position) HWY_ATTR {
+    constexpr int q = decltype(position)::value;
+    constexpr int kEnd = (q + 1) * K - 32 * i;  // 1 .. 32
+    PanelVU states = word;
+    if constexpr (kEnd == 16) {
+      states = hn::ShiftRight<16>(word);
+    } else if constexpr (kEnd > 16) {
+      states = hn::And(hn::ShiftRight<32 - kEnd>(word), mask);
+    } else {
+      states = hn::And(hn::ShiftRight<16 - kEnd>(straddling), mask);
+    }
+    Sink<kRows>::template Put<q>(DecodeStates<kCodebook>(states), panel, x, x_stride, a0, b0, a1,
+                                 b1);
+  };
+  (one(std::integral_constant<int, FirstInWord<K>(i) + offsets>()), ...);
+}
+
+// One tile for the lanes of `sub`: words[i * 16 + lane].
+template <Exl3Codebook kCodebook, int K, int kRows, int... words_idx>
+HWY_INLINE void DecodeTile(std::integer_sequence<int, words_idx...>,
+                           const uint32_t* HWY_RESTRICT words,
+                           size_t sub,
+                           float* HWY_RESTRICT panel,
+                           const float* HWY_RESTRICT x,
+                           size_t x_stride,
+                           PanelVF& a0,
+                           PanelVF& b0,
+                           PanelVF& a1,
+                           PanelVF& b1) {
+  const PanelU32 du;
+  PanelVU previous = LeftNeighbours(words + (K - 1) * 16, sub);
+  const uint32_t* HWY_RESTRICT own = words + sub * kPanelLanes;
+  const auto one = [&](auto index) HWY_ATTR {
+    constexpr int i = decltype(index)::value;
+    const PanelVU word = hn::LoadU(du, own + i * 16);
+    const PanelVU straddling = hn::Or(hn::ShiftLeft<16>(previous), hn::ShiftRight<16>(word));
+    constexpr int kCount = FirstInWord<K>(i + 1) - FirstInWord<K>(i);
+    DecodeWord<kCodebook, K, kRows, i>(std::make_integer_sequence<int, kCount>(), word, straddling,
+                                       panel, x, x_stride, a0, b0, a1, b1);
+    previous = word;
+  };
+  (one(std::integral_constant<int, words_idx>()), ...);
+}
+
+// `num_tiles` tiles down the inputs, to a panel [num_tiles * 16 steps][2][N].
+template <Exl3Codebook kCodebook, int K>
+HWY_NOINLINE void DecodeTiles(const uint32_t* HWY_RESTRICT words,
+                              size_t sub,
+                              size_t num_tiles,
+                              float* HWY_RESTRICT panel) {
+  PanelVF unused = hn::Zero(PanelF32());
+  for (size_t t = 0; t < num_tiles; ++t) {
+    DecodeTile<kCodebook, K, 0>(std::make_integer_sequence<int, K>(), words + t * (16 * K), sub,
+                                panel + t * (32 * kPanelLanes), nullptr, 0, unused, unused, unused,
+                                unused);
+  }
+}
+
+// The product of one or two rows, decoded values used where they appear.
+template <Exl3Codebook kCodebook, int K, int kRows>
+HWY_NOINLINE void MultiplyTiles(const uint32_t* HWY_RESTRICT words,
+                                size_t sub,
+                                size_t num_tiles,
+                                const float* HWY_RESTRICT x,
+                                size_t x_stride,
+                                float* HWY_RESTRICT z0,
+                                float* HWY_RESTRICT z1,
+                                size_t z_stride) {
+  const PanelF32 d;
+  const size_t second = kRows == 2 ? z_stride : 0;
+  PanelVF a0 = hn::LoadU(d, z0), b0 = hn::LoadU(d, z1);
+  PanelVF a1 = hn::LoadU(d, z0 + second), b1 = hn::LoadU(d, z1 + second);
+  for (size_t t = 0; t < num_tiles; ++t) {
+    DecodeTile<kCodebook, K, kRows>(std::make_integer_sequence<int, K>(), words + t * (16 * K), sub,
+                                    nullptr, x + t * 16, x_stride, a0, b0, a1, b1);
+  }
+  hn::StoreU(a0, d, z0);
+  hn::StoreU(b0, d, z1);
+  if constexpr (kRows == 2) {
+    hn::StoreU(a1, d, z0 + z_stride);
+    hn::StoreU(b1, d, z1 + z_stride);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

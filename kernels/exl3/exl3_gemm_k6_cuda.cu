@@ -1,0 +1,8 @@
+// The product kernel for K = 6; one file per K so that they compile side by side.
+#include "kernels/exl3/exl3_gemm_cuda.cuh"
+
+namespace twinspark::exl3 {
+
+GemmLauncher GemmLauncherK6(int codebook) { return PickCodebook<6>(codebook); }
+
+}  // namespace twinspark::exl3

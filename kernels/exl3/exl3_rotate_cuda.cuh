@@ -1,0 +1,135 @@
+// Input and output rotations of the EXL3 linear, one warp per 128 channels, and the layout in which
+// rotated inputs wait for the tensor cores. Device code only.
+//
+// Fragment layout of rotated inputs xh (f16), 512 bytes per 8 rows and 32 channels ("pair"): lane
+// 4 r + t of the tensor instruction's B operand finds, for row r of the group, its four words
+//   {k = 2t, 2t+1}, {2t+8, 2t+9}, {16+2t, 16+2t+1}, {16+2t+8, 16+2t+9}
+// side by side, so one 16-byte load feeds two instructions.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/device/hadamard.cuh"
+#include "kernels/exl3/exl3_gemm_cuda.h"
+
+namespace twinspark::exl3 {
+
+using device::Hadamard128;
+using device::kHadamardScale;
+
+inline constexpr int kPairBytes = 512;
+
+__device__ __forceinline__ float4 LoadHalf4(const void* base, int64_t index) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const __half*>(base) + index);
+  const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
+  const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
+  return make_float4(a.x, a.y, b.x, b.y);
+}
+
+// Four neighbouring elements of a row; columns from `cols` on are zero (cols is a multiple of 4).
+__device__ __forceinline__ float4 LoadRow4(const void* row, int type, int col, int cols) {
+  if (col >= cols) return make_float4(0, 0, 0, 0);
+  if (type == kTypeF32) return *reinterpret_cast<const float4*>(static_cast<const float*>(row) + col);
+  if (type == kTypeF16) return LoadHalf4(row, col);
+  const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(row) + col);
+  return make_float4(__uint_as_float(raw.x << 16),
+                     __uint_as_float(raw.x & 0xffff0000u),
+                     __uint_as_float(raw.y << 16),
+                     __uint_as_float(raw.y & 0xffff0000u));
+}
+
+__device__ __forceinline__ float RoundBf16(float v) {
+  return __bfloat162float(__float2bfloat16_rn(v));
+}
+
+// v = x * suh of the lane's four channels -> two packed f16 words of xh.
+__device__ __forceinline__ uint2 RotateInput(float4 x, float4 suh, int lane, bool upstream) {
+  float v[4] = {x.x * suh.x, x.y * suh.y, x.z * suh.z, x.w * suh.w};
+  if (upstream) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = __half2float(__float2half_rn(v[i]));
+  }
+  Hadamard128(v, lane);
+  const __half2 low = __floats2half2_rn(v[0] * kHadamardScale, v[1] * kHadamardScale);
+  const __half2 high = __floats2half2_rn(v[2] * kHadamardScale, v[3] * kHadamardScale);
+  return make_uint2(*reinterpret_cast<const uint32_t*>(&low), *reinterpret_cast<const uint32_t*>(&high));
+}
+
+// Index of the lane's first word inside its pair's 128 words; the second is 4 further. Lane l holds
+// channels 4l .. 4l+3 of a 128-block, which lie in pair l / 8 of the block.
+__device__ __forceinline__ int FragmentWord(int lane, int row_in_group) {
+  const int t = (2 * lane) & 3;          // of the first of the two channel couples
+  const int word = ((lane >> 2) & 1) * 2 + ((lane >> 1) & 1);
+  return (4 * row_in_group + t) * 4 + word;
+}
+
+// z of the lane's four outputs -> y, still f32: Hadamard, scale, svh.
+__device__ __forceinline__ float4 RotateOutput(float4 z, float4 svh, int lane) {
+  float v[4] = {z.x, z.y, z.z, z.w};
+  Hadamard128(v, lane);
+  return make_float4(v[0] * kHadamardScale * svh.x,
+                     v[1] * kHadamardScale * svh.y,
+                     v[2] * kHadamardScale * svh.z,
+                     v[3] * kHadamardScale * svh.w);
+}
+
+// Four neighbouring outputs of a row, rounded to its type; columns from `cols` on are dropped.
+__device__ __forceinline__ void StoreRow4(void* row, int type, int col, int cols, float4 v) {
+  if (col >= cols) return;
+  if (type == kTypeF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(row) + col) = v;
+  } else if (type == kTypeF16) {
+    const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
+    *reinterpret_cast<uint2*>(static_cast<__half*>(row) + col) = make_uint2(
+        *reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+  } else {
+    const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + col) = make_uint2(
+        *reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+  }
+}
+
+__device__ __forceinline__ const char* RowPointer(const void* base, int type, int64_t stride, int64_t row) {
+  return static_cast<const char*>(base) + row * stride * (type == kTypeF32 ? 4 : 2);
+}
+
+// Sum over segments of the lane's four outputs, ascending; `first` points at segment 0.
+__device__ __forceinline__ float4 SumSegments(const float* first, int num_segments, int lane) {
+  const float4* p = reinterpret_cast<const float4*>(first) + lane;
+  float4 sum = __ldcg(p);
+#pragma unroll 8
+  for (int s = 1; s < num_segments; ++s) {
+    const float4 v = __ldcg(p + 32 * s);
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+  }
+  return sum;
+}
+
+// The matrix of a unit (a 128-output block of a launch).
+__device__ __forceinline__ int MatrixOfUnit(const GemmArgs& args, int unit) {
+  int i = 0;
+  while (i + 1 < args.num_matrices && unit >= args.matrices[i + 1].first_unit) ++i;
+  return i;
+}
+
+// Finishes one row of one 128-output block of a linear.
+__device__ __forceinline__ void FinishLinearRow(
+    const GemmArgs& args, const GemmMatrix& matrix, int block, int row, float4 z, int lane) {
+  const int col = block * kBlockN + 4 * lane;
+  float4 y = RotateOutput(z, LoadHalf4(matrix.svh, col), lane);
+  if (matrix.bias != nullptr) {
+    const float4 bias = LoadHalf4(matrix.bias, col);
+    y = make_float4(y.x + bias.x, y.y + bias.y, y.z + bias.z, y.w + bias.w);
+  }
+  char* out = static_cast<char*>(matrix.y) +
+              static_cast<int64_t>(row) * matrix.y_stride * (args.y_type == kTypeF32 ? 4 : 2);
+  StoreRow4(out, args.y_type, col, matrix.y_cols, y);
+}
+
+}  // namespace twinspark::exl3
