@@ -28,7 +28,9 @@
 
 namespace twinspark {
 
+class Forward;
 class ForwardObserver;
+struct SequenceState;
 
 enum class Numerics : uint8_t {
   kBf16,  // activations rounded where model specification section 3 says; cache quantisers on
@@ -37,9 +39,10 @@ enum class Numerics : uint8_t {
 
 struct ModelLimits {
   int num_slots = 8;
-  int num_pages = 2048;     // physical pages of 64 tokens
-  int max_step_rows = 512;  // rows of one forward; longer prefill ranges are cut inside RunStep
-  int64_t max_context = 0;  // tokens; 0 = max_position_embeddings
+  int num_pages = 2048;      // physical pages of 64 tokens
+  int max_step_rows = 512;   // rows of one forward; longer prefill ranges are cut inside RunStep
+  int max_logits_rows = 64;  // rows of one forward that get logits
+  int64_t max_context = 0;   // tokens; 0 = max_position_embeddings
 };
 
 struct ModelOptions {
@@ -117,10 +120,12 @@ class Model {
   // For tests: sees every intermediate tensor of the forward pass (forward_observer.h). Null = off.
   void SetObserver(ForwardObserver* observer);
 
-  class Impl;
-  Impl& impl() { return *impl_; }
+  // For tests of single blocks.
+  Forward& forward();
+  const std::vector<SequenceState>& slots() const;
 
  private:
+  class Impl;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

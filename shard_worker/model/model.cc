@@ -1,0 +1,639 @@
+// Slots, plans and results around the forward pass (model.h).
+#include "shard_worker/model/model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include <xxhash.h>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+
+#include "common/file_util.h"
+#include "common/limits.h"
+#include "common/safetensors.h"
+#include "common/status_macros.h"
+#include "kernels/ops/ops.h"
+#include "shard_worker/model/forward.h"
+#include "shard_worker/model/kv_cache.h"
+#include "shard_worker/model/sequence_state.h"
+#include "shard_worker/model/weight_loader.h"
+
+namespace twinspark {
+namespace {
+
+int64_t NowUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+uint64_t ConfigDigest(const std::string& config_text, const ModelOptions& options) {
+  const std::string text =
+      absl::StrCat(config_text, "|", options.world, "|", static_cast<int>(options.numerics), "|",
+                   options.limits.num_slots, "|", options.limits.num_pages, "|",
+                   options.limits.max_step_rows, "|", options.limits.max_context);
+  return XXH64(text.data(), text.size(), 0);
+}
+
+StepBounds BoundsOf(const ModelConfig& config, const ModelLimits& limits) {
+  StepBounds bounds;
+  const int64_t draft_rows = static_cast<int64_t>(limits.num_slots) * config.draft_block_size;
+  bounds.rows = std::max<int64_t>(limits.max_step_rows, draft_rows);
+  bounds.logits_rows = std::max<int64_t>(limits.max_logits_rows, draft_rows);
+  bounds.draft_sequences = limits.num_slots;
+  return bounds;
+}
+
+}  // namespace
+
+class Model::Impl {
+ public:
+  Impl(ModelConfig config, ModelOptions options, ThreadPool& pool)
+      : config_(std::move(config)), options_(std::move(options)), pool_(pool) {}
+
+  ModelConfig config_;
+  ModelOptions options_;
+  ThreadPool& pool_;
+  ModelDigests digests_;
+  std::vector<MemoryPlanEntry> memory_plan_;
+  ModelWeights weights_;
+  std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<Forward> forward_;
+  std::vector<SequenceState> slots_;
+  absl::flat_hash_map<int32_t, std::vector<uint8_t>> masks_;
+  bool in_epoch_ = false;
+  bool observe_all_logits_ = false;  // an observer wants the logits of every row
+
+  void Build();
+  absl::StatusOr<SequenceState*> Slot(int slot);
+  absl::Status CheckPages(const SequenceState& sequence, int slot, int64_t end) const;
+  absl::Status CheckIds(std::span<const int32_t> ids) const;
+  absl::StatusOr<StepResult> RunStep(const StepPlan& plan);
+
+ private:
+  // One sequence's part of a step while it is being prepared and run.
+  struct Work {
+    SequenceResult* result = nullptr;
+    SequenceState* sequence = nullptr;
+    int slot = 0;
+    bool draft_next = false;
+    std::vector<int32_t> row_ids;       // round: anchor and drafts
+    std::span<const int32_t> mask_ids;  // per logits row
+    int32_t prefill_mask = -1;
+    int64_t begin = 0;
+    int64_t end = 0;
+    bool is_round = false;
+  };
+
+  absl::Status PlanRound(const RoundSequence& round, Work& work);
+  absl::Status PlanPrefill(const PrefillRange& range, Work& work);
+  absl::Status RunBatch(std::span<Work*> works,
+                        std::span<Segment> segments,
+                        RowClass row_class,
+                        XXH64_state_t* digest,
+                        StepResult& result);
+  absl::Status Choose(std::span<Work*> works, std::span<const Segment> segments);
+  void Accept(Work& work, std::span<const int32_t> tokens, size_t first_row);
+  absl::Status MakeDrafts(std::span<Work> works);
+  absl::StatusOr<const uint8_t*> Mask(int32_t mask_id) const;
+
+  std::vector<int32_t> chosen_;
+  std::vector<uint8_t> non_finite_;
+  std::vector<int32_t> logprob_ids_;
+  std::vector<float> logprobs_;
+  int64_t logprob_stride_ = 0;
+};
+
+void Model::Impl::Build() {
+  const bool has_drafts = weights_.draft.has_value();
+  if (options_.limits.max_context == 0)
+    options_.limits.max_context = config_.max_position_embeddings;
+  cache_ = std::make_unique<KvCache>(config_, options_, has_drafts);
+  forward_ = std::make_unique<Forward>(
+      config_, weights_, options_, BoundsOf(config_, options_.limits), CpuOps(), *cache_, pool_);
+  slots_.resize(static_cast<size_t>(options_.limits.num_slots));
+  memory_plan_ = {{"weights", weights_.bytes},
+                  {"pages", cache_->page_bytes()},
+                  {"rings and carries", cache_->ring_bytes()},
+                  {"workspace", forward_->bytes()}};
+}
+
+absl::StatusOr<SequenceState*> Model::Impl::Slot(int slot) {
+  if (!in_epoch_) return absl::FailedPreconditionError("no epoch: BeginEpoch comes first");
+  if (slot < 0 || slot >= static_cast<int>(slots_.size()))
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", slot, " of ", slots_.size(), " does not exist"));
+  SequenceState* sequence = &slots_[static_cast<size_t>(slot)];
+  if (!sequence->is_open)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " is not open"));
+  return sequence;
+}
+
+absl::Status Model::Impl::CheckIds(std::span<const int32_t> ids) const {
+  for (int32_t id : ids)
+    if (id < 0 || id >= config_.vocab_size)
+      return absl::InvalidArgumentError(
+          absl::StrCat("token id ", id, " is outside the vocabulary of ", config_.vocab_size));
+  return absl::OkStatus();
+}
+
+absl::Status Model::Impl::CheckPages(const SequenceState& sequence, int slot, int64_t end) const {
+  if (end > options_.limits.max_context)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, ": position ", end - 1,
+                                                   " is beyond the context limit of ",
+                                                   options_.limits.max_context));
+  const int64_t num_pages = (end + limits::kPageTokens - 1) / limits::kPageTokens;
+  for (int64_t page = 0; page < num_pages; ++page)
+    if (page >= static_cast<int64_t>(sequence.pages.size()) ||
+        sequence.pages[static_cast<size_t>(page)] < 0)
+      return absl::InvalidArgumentError(absl::StrCat("slot ", slot, ": logical page ", page,
+                                                     " is not mapped, positions up to ", end - 1,
+                                                     " were asked for"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const uint8_t*> Model::Impl::Mask(int32_t mask_id) const {
+  if (mask_id < 0) return nullptr;
+  const auto it = masks_.find(mask_id);
+  if (it == masks_.end())
+    return absl::InvalidArgumentError(absl::StrCat("mask ", mask_id, " is unknown"));
+  return it->second.data();
+}
+
+// ------------------------------------------------------------------------------------------------
+// A step: checks everything before it has any effect, then batches, then drafts.
+
+absl::Status Model::Impl::PlanRound(const RoundSequence& round, Work& work) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, Slot(round.slot));
+  const int64_t first = round.after_previous ? sequence->committed : round.first_position;
+  if (first != sequence->committed ||
+      static_cast<int64_t>(sequence->ids.size()) != sequence->committed + 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", round.slot, ": round at position ", first, ", committed length is ",
+                     sequence->committed, " with ", sequence->ids.size(), " ids"));
+  const std::vector<int32_t>& drafts = round.kept_drafts ? sequence->kept_drafts : round.drafts;
+  if (round.num_drafts < 0 || round.num_drafts > limits::kMaxDrafts ||
+      round.num_drafts > static_cast<int>(drafts.size()))
+    return absl::InvalidArgumentError(absl::StrCat("slot ", round.slot, ": ", round.num_drafts,
+                                                   " drafts asked for, ", drafts.size(),
+                                                   " are there, at most ", limits::kMaxDrafts));
+  if (!round.mask_ids.empty() && static_cast<int>(round.mask_ids.size()) != 1 + round.num_drafts)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", round.slot, ": ", round.mask_ids.size(),
+                                                   " masks for ", 1 + round.num_drafts, " rows"));
+  for (int32_t mask_id : round.mask_ids)
+    RETURN_IF_ERROR(Mask(mask_id).status());
+  work.row_ids = {sequence->ids.back()};
+  work.row_ids.insert(work.row_ids.end(), drafts.begin(), drafts.begin() + round.num_drafts);
+  RETURN_IF_ERROR(CheckIds(work.row_ids));
+  work.sequence = sequence;
+  work.slot = round.slot;
+  work.draft_next = round.draft_next && weights_.draft && sequence->drafts_allowed;
+  work.mask_ids = round.mask_ids;
+  work.begin = first;
+  work.end = first + 1 + round.num_drafts;
+  work.is_round = true;
+  return CheckPages(*sequence, round.slot, work.end);
+}
+
+absl::Status Model::Impl::PlanPrefill(const PrefillRange& range, Work& work) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, Slot(range.slot));
+  if (range.begin != sequence->committed || range.end <= range.begin ||
+      range.end > sequence->num_given)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "slot ", range.slot, ": prefill of ", range.begin, "..", range.end,
+        ", committed length is ", sequence->committed, " of ", sequence->num_given, " ids"));
+  RETURN_IF_ERROR(Mask(range.mask_id).status());
+  work.sequence = sequence;
+  work.slot = range.slot;
+  work.draft_next = range.draft_next && weights_.draft && sequence->drafts_allowed;
+  work.prefill_mask = range.mask_id;
+  work.begin = range.begin;
+  work.end = range.end;
+  return CheckPages(*sequence, range.slot, work.end);
+}
+
+absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
+  const size_t num = plan.round.size() + plan.prefill.size();
+  StepResult result;
+  result.sequences.resize(num);
+  std::vector<Work> works(num);
+  int64_t round_rows = 0;
+  for (size_t i = 0; i < num; ++i) {
+    Work& work = works[i];
+    work.result = &result.sequences[i];
+    RETURN_IF_ERROR(i < plan.round.size() ? PlanRound(plan.round[i], work)
+                                          : PlanPrefill(plan.prefill[i - plan.round.size()], work));
+    work.result->slot = work.slot;
+    if (work.is_round) round_rows += work.end - work.begin;
+    for (size_t j = 0; j < i; ++j)
+      if (works[j].slot == work.slot)
+        return absl::InvalidArgumentError(
+            absl::StrCat("slot ", work.slot, " is twice in one step"));
+  }
+  if (round_rows > options_.limits.max_step_rows || round_rows > options_.limits.max_logits_rows)
+    return absl::InvalidArgumentError(
+        absl::StrCat("round of ", round_rows, " rows, at most ",
+                     std::min(options_.limits.max_step_rows, options_.limits.max_logits_rows)));
+
+  const ThreadPool::Step step(pool_);
+  forward_->ResetTimings();
+  const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> digest(XXH64_createState(),
+                                                                          XXH64_freeState);
+  XXH64_reset(digest.get(), 0);
+  // Rows are packed in plan order into forward passes of at most max_step_rows; how they are packed
+  // does not change a bit of the results.
+  const RowClass row_class = plan.bulk ? RowClass::kBulk : RowClass::kDecode;
+  std::vector<Work*> batch_works;
+  std::vector<Segment> batch;
+  int64_t batch_rows = 0;
+  const auto flush = [&]() -> absl::Status {
+    if (batch.empty()) return absl::OkStatus();
+    RETURN_IF_ERROR(RunBatch(batch_works, batch, row_class, digest.get(), result));
+    batch.clear();
+    batch_works.clear();
+    batch_rows = 0;
+    return absl::OkStatus();
+  };
+  for (Work& work : works) {
+    for (int64_t at = work.begin; at < work.end;) {
+      const int64_t room = options_.limits.max_step_rows - batch_rows;
+      const int64_t left = work.end - at;
+      if (room == 0 || (work.is_round && room < left) ||
+          static_cast<int64_t>(batch.size()) >= options_.limits.max_logits_rows) {
+        RETURN_IF_ERROR(flush());
+        continue;
+      }
+      Segment segment;
+      segment.slot = work.slot;
+      segment.sequence = work.sequence;
+      segment.first_position = at;
+      const int64_t rows = std::min(room, left);
+      if (work.is_round) {
+        segment.ids = work.row_ids;
+        segment.logits_rows = rows;
+      } else {
+        segment.ids = std::span(work.sequence->ids)
+                          .subspan(static_cast<size_t>(at), static_cast<size_t>(rows));
+        segment.logits_rows = at + rows == work.sequence->num_given ? 1 : 0;
+        if (observe_all_logits_) segment.logits_rows = rows;
+      }
+      batch.push_back(segment);
+      batch_works.push_back(&work);
+      batch_rows += rows;
+      at += rows;
+    }
+  }
+  RETURN_IF_ERROR(flush());
+  result.residual_digest = XXH64_digest(digest.get());
+  const int64_t start = NowUs();
+  RETURN_IF_ERROR(MakeDrafts(works));
+  result.timings.draft_us = NowUs() - start;
+  result.timings.engram_wait_us = forward_->engram_wait_us();
+  result.timings.collectives_us = forward_->collectives_us();
+  return result;
+}
+
+absl::Status Model::Impl::RunBatch(std::span<Work*> works,
+                                   std::span<Segment> segments,
+                                   RowClass row_class,
+                                   XXH64_state_t* digest,
+                                   StepResult& result) {
+  const int64_t start = NowUs();
+  RETURN_IF_ERROR(forward_->Run(segments, row_class));
+  const ConstTensorView streams = forward_->streams();
+  XXH64_update(digest, streams.data,
+               static_cast<size_t>(streams.rows * streams.cols) * DTypeBytes(streams.dtype));
+  const int64_t sample_start = NowUs();
+  result.timings.forward_us += sample_start - start;
+  RETURN_IF_ERROR(Choose(works, segments));
+  result.timings.sample_us += NowUs() - sample_start;
+  return absl::OkStatus();
+}
+
+// Draws a token for every row with logits, then accepts per sequence.
+absl::Status Model::Impl::Choose(std::span<Work*> works, std::span<const Segment> segments) {
+  const ConstTensorView logits = forward_->logits();
+  const size_t num_rows = static_cast<size_t>(logits.rows);
+  std::vector<ChoiceRow> rows(num_rows);
+  std::vector<std::vector<int32_t>> banned(num_rows);
+  size_t at = 0;
+  int most_logprobs = -1;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Segment& segment = segments[i];
+    const Work& work = *works[i];
+    const int64_t first = segment.first_position + segment.num_rows() - segment.logits_rows;
+    for (int64_t j = 0; j < segment.logits_rows; ++j, ++at) {
+      const std::span<const int32_t> drafted = work.is_round
+                                                   ? segment.ids.subspan(1, static_cast<size_t>(j))
+                                                   : std::span<const int32_t>();
+      rows[at] = work.sequence->MakeChoiceRow(first + j + 1, drafted, banned[at]);
+      const int32_t mask_id = !work.is_round          ? work.prefill_mask
+                              : work.mask_ids.empty() ? -1
+                                                      : work.mask_ids[static_cast<size_t>(j)];
+      ASSIGN_OR_RETURN(rows[at].grammar_mask, Mask(mask_id));
+      most_logprobs = std::max(most_logprobs, rows[at].num_logprobs);
+    }
+  }
+  chosen_.assign(num_rows, -1);
+  non_finite_.assign(num_rows, 0);
+  if (num_rows == 0 && works.empty()) return absl::OkStatus();
+  logprob_stride_ = most_logprobs + 1;
+  logprob_ids_.resize(num_rows * static_cast<size_t>(logprob_stride_));
+  logprobs_.resize(logprob_ids_.size());
+  if (num_rows > 0) {
+    ChooseTokensParams params;
+    params.logits = logits;
+    params.rows = rows.data();
+    params.tokens = chosen_.data();
+    params.non_finite = non_finite_.data();
+    if (logprob_stride_ > 0) {
+      params.logprob_ids = logprob_ids_.data();
+      params.logprobs = logprobs_.data();
+      params.logprob_stride = logprob_stride_;
+    }
+    CpuOps().choose_tokens(params, forward_->launch());
+  }
+  at = 0;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    Work& work = *works[i];
+    const size_t count = static_cast<size_t>(segments[i].logits_rows);
+    const bool samples = work.is_round || segments[i].first_position + segments[i].num_rows() ==
+                                              work.sequence->num_given;
+    work.sequence->committed = segments[i].first_position + segments[i].num_rows();
+    if (samples) {
+      // With every row's logits wanted (tests) a prefill samples from its last row only.
+      const size_t skip = work.is_round ? 0 : count - 1;
+      Accept(work, std::span(chosen_).subspan(at + skip, count - skip), at + skip);
+    }
+    at += count;
+  }
+  return absl::OkStatus();
+}
+
+// The longest prefix of drafts that agrees with the draws, and the draw after it (dspark
+// specification 2.2, 2.3). Rejected rows need no undo: they lie behind the committed length.
+void Model::Impl::Accept(Work& work, std::span<const int32_t> tokens, size_t first_row) {
+  SequenceState& sequence = *work.sequence;
+  SequenceResult& result = *work.result;
+  const std::vector<int32_t>& rows = work.row_ids;  // empty for a prefill
+  sequence.kept_drafts.clear();
+  size_t m = 0;
+  while (m + 1 < tokens.size() && tokens[m] == rows[m + 1] && non_finite_[first_row + m] == 0)
+    ++m;
+  if (work.is_round) sequence.committed = work.begin;
+  for (size_t j = 0; j <= m; ++j)
+    if (non_finite_[first_row + j] != 0 || tokens[j] < 0) {
+      // Nothing is committed; the gateway fails this request and closes the slot.
+      result.non_finite = true;
+      work.draft_next = false;
+      return;
+    }
+  result.accepted = static_cast<int>(m);
+  if (work.is_round) sequence.committed = work.begin + static_cast<int64_t>(m) + 1;
+  const std::vector<int32_t>& stops = sequence.sampling.stop_ids;
+  for (size_t j = 0; j <= m; ++j) {
+    const int32_t token = tokens[j];
+    sequence.Append(token);
+    result.tokens.push_back(token);
+    if (result.stop_index < 0 && std::find(stops.begin(), stops.end(), token) != stops.end())
+      result.stop_index = static_cast<int>(j);
+    if (sequence.sampling.num_logprobs < 0) continue;
+    std::vector<TokenLogprob>& list = result.logprobs.emplace_back();
+    const size_t at = (first_row + j) * static_cast<size_t>(logprob_stride_);
+    for (int n = 0; n <= sequence.sampling.num_logprobs; ++n)
+      list.push_back(
+          {logprob_ids_[at + static_cast<size_t>(n)], logprobs_[at + static_cast<size_t>(n)]});
+  }
+}
+
+absl::Status Model::Impl::MakeDrafts(std::span<Work> works) {
+  std::vector<DraftRequest> requests;
+  std::vector<Work*> asked;
+  for (Work& work : works) {
+    if (!work.draft_next || work.result->tokens.empty()) continue;
+    DraftRequest request;
+    request.slot = work.slot;
+    request.sequence = work.sequence;
+    request.position = work.sequence->committed;
+    request.anchor = work.sequence->ids.back();
+    requests.push_back(request);
+    asked.push_back(&work);
+  }
+  if (requests.empty()) return absl::OkStatus();
+  const size_t block = static_cast<size_t>(config_.draft_block_size);
+  std::vector<int32_t> drafts(requests.size() * block);
+  std::vector<float> confidences(drafts.size());
+  RETURN_IF_ERROR(forward_->Draft(requests, drafts, confidences));
+  for (size_t i = 0; i < asked.size(); ++i) {
+    SequenceResult& result = *asked[i]->result;
+    const auto at = static_cast<std::ptrdiff_t>(i * block);
+    const auto end = at + static_cast<std::ptrdiff_t>(block);
+    result.drafts.assign(drafts.begin() + at, drafts.begin() + end);
+    result.draft_confidences.assign(confidences.begin() + at, confidences.begin() + end);
+    asked[i]->sequence->kept_drafts = result.drafts;
+  }
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------------------------
+// The public face
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& model_dir,
+                                                   const ModelOptions& options,
+                                                   ThreadPool& pool,
+                                                   const LoadProgressCallback& progress) {
+  if (options.rank < 0 || options.rank >= options.world)
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.world));
+  if (options.limits.num_slots < 1 || options.limits.num_slots > limits::kMaxSlots ||
+      options.limits.num_pages < 1 || options.limits.max_step_rows < 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("limits: ", options.limits.num_slots, " slots (1..", limits::kMaxSlots, "), ",
+                     options.limits.num_pages, " pages, ", options.limits.max_step_rows, " rows"));
+  const std::string config_path = model_dir + "/config.json";
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(config_path, size_t{4} << 20));
+  ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, config_path));
+  RETURN_IF_ERROR(CheckTensorParallel(config, options.world));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model_dir));
+  auto impl = std::make_unique<Impl>(std::move(config), options, pool);
+  ASSIGN_OR_RETURN(LoadedWeights loaded,
+                   LoadWeights(*checkpoint, impl->config_, impl->options_, progress));
+  impl->weights_ = std::move(loaded.weights);
+  impl->digests_.config = ConfigDigest(text, options);
+  impl->digests_.weights = checkpoint->digest();
+  impl->digests_.replicated = loaded.replicated_digest;
+  impl->digests_.slices = loaded.slices_digest;
+  impl->Build();
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+const ModelConfig& Model::config() const {
+  return impl_->config_;
+}
+const ModelOptions& Model::options() const {
+  return impl_->options_;
+}
+const ModelDigests& Model::digests() const {
+  return impl_->digests_;
+}
+const std::vector<MemoryPlanEntry>& Model::memory_plan() const {
+  return impl_->memory_plan_;
+}
+bool Model::has_drafts() const {
+  return impl_->weights_.draft.has_value();
+}
+int Model::max_drafts() const {
+  return has_drafts() ? impl_->config_.draft_block_size : 0;
+}
+
+absl::Status Model::BeginEpoch(Communicator* communicator, RowSource* rows) {
+  if (impl_->options_.world > 1 &&
+      (communicator == nullptr || communicator->world() != impl_->options_.world ||
+       communicator->rank() != impl_->options_.rank))
+    return absl::InvalidArgumentError(absl::StrCat("the communicator is not that of rank ",
+                                                   impl_->options_.rank, " of ",
+                                                   impl_->options_.world));
+  if (!impl_->config_.engram_layer_ids.empty() && rows == nullptr)
+    return absl::InvalidArgumentError("a model with Engram layers needs a row source");
+  for (SequenceState& slot : impl_->slots_)
+    slot = SequenceState();
+  impl_->masks_.clear();
+  impl_->forward_->BeginEpoch(communicator, rows);
+  impl_->in_epoch_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Model::Open(const OpenSequence& open) {
+  if (!impl_->in_epoch_) return absl::FailedPreconditionError("no epoch: BeginEpoch comes first");
+  if (open.slot < 0 || open.slot >= static_cast<int>(impl_->slots_.size()))
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", open.slot, " of ", impl_->slots_.size(), " does not exist"));
+  SequenceState& sequence = impl_->slots_[static_cast<size_t>(open.slot)];
+  if (sequence.is_open)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", open.slot, " is already open"));
+  const int64_t num_ids = static_cast<int64_t>(open.ids.size());
+  if (num_ids == 0 || num_ids > impl_->options_.limits.max_context || open.num_prompt_ids < 0 ||
+      open.num_prompt_ids > num_ids)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", open.slot, ": ", num_ids, " ids (1..",
+                                                   impl_->options_.limits.max_context,
+                                                   "), of them ", open.num_prompt_ids, " prompt"));
+  RETURN_IF_ERROR(impl_->CheckIds(open.ids));
+  const size_t width = static_cast<size_t>(impl_->config_.hidden_size);
+  if ((!open.image_mask.empty() && open.image_mask.size() != open.ids.size()) ||
+      open.embeddings.size() != open.embedding_positions.size() * width)
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", open.slot, ": image mask or embeddings do not fit the ids"));
+  for (int64_t position : open.embedding_positions)
+    if (position < 0 || position >= num_ids)
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot ", open.slot, ": embedding at position ", position));
+  sequence = SequenceState();
+  sequence.is_open = true;
+  sequence.ids = open.ids;
+  sequence.num_given = num_ids;
+  sequence.num_prompt_ids = open.num_prompt_ids;
+  sequence.image_mask = open.image_mask;
+  sequence.embedding_positions = open.embedding_positions;
+  sequence.embeddings = open.embeddings;
+  sequence.drafts_allowed = open.drafts_allowed;
+  sequence.SetSampling(open.sampling);
+  return absl::OkStatus();
+}
+
+absl::Status Model::SetSampling(int slot, const SamplingParams& sampling) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, impl_->Slot(slot));
+  sequence->SetSampling(sampling);
+  return absl::OkStatus();
+}
+
+absl::Status Model::MapPages(int slot, std::span<const PageMapping> pages) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, impl_->Slot(slot));
+  const ModelLimits& limits = impl_->options_.limits;
+  const int64_t max_pages = (limits.max_context + limits::kPageTokens - 1) / limits::kPageTokens;
+  for (const PageMapping& page : pages)
+    if (page.logical_page < 0 || page.logical_page >= max_pages || page.physical_page < 0 ||
+        page.physical_page >= limits.num_pages)
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot ", slot, ": logical page ", page.logical_page, " (of ", max_pages,
+                       ") to physical page ", page.physical_page, " (of ", limits.num_pages, ")"));
+  for (const PageMapping& page : pages) {
+    const size_t logical = static_cast<size_t>(page.logical_page);
+    if (sequence->pages.size() <= logical) sequence->pages.resize(logical + 1, -1);
+    sequence->pages[logical] = page.physical_page;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::Truncate(int slot, int64_t length) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, impl_->Slot(slot));
+  if (length < 0 || length > sequence->committed)
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, ": truncation to ", length,
+                                                   ", committed length is ", sequence->committed));
+  if (length == sequence->committed) return absl::OkStatus();
+  sequence->committed = length;
+  sequence->kept_drafts.clear();
+  if (length >= sequence->num_given) sequence->TruncateIds(length + 1);
+  return absl::OkStatus();
+}
+
+absl::Status Model::Close(int slot) {
+  ASSIGN_OR_RETURN(SequenceState * sequence, impl_->Slot(slot));
+  *sequence = SequenceState();
+  return absl::OkStatus();
+}
+
+absl::Status Model::SetMask(int32_t mask_id, std::span<const uint8_t> bits) {
+  const size_t bytes = (static_cast<size_t>(impl_->config_.vocab_size) + 7) / 8;
+  if (mask_id < 0 || bits.size() != bytes)
+    return absl::InvalidArgumentError(absl::StrCat("mask ", mask_id, " has ", bits.size(),
+                                                   " bytes, the vocabulary needs ", bytes));
+  if (!impl_->masks_.contains(mask_id) &&
+      static_cast<int>(impl_->masks_.size()) >= limits::kMaxCachedMasks)
+    return absl::ResourceExhaustedError(
+        absl::StrCat("mask ", mask_id, ": ", limits::kMaxCachedMasks, " masks are cached"));
+  impl_->masks_[mask_id].assign(bits.begin(), bits.end());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> Model::RunStep(const StepPlan& plan) {
+  return impl_->RunStep(plan);
+}
+
+int64_t Model::CommittedLength(int slot) const {
+  if (slot < 0 || slot >= static_cast<int>(impl_->slots_.size())) return -1;
+  const SequenceState& sequence = impl_->slots_[static_cast<size_t>(slot)];
+  return sequence.is_open ? sequence.committed : -1;
+}
+
+int Model::slots_in_use() const {
+  return static_cast<int>(std::count_if(impl_->slots_.begin(), impl_->slots_.end(),
+                                        [](const SequenceState& s) { return s.is_open; }));
+}
+
+int Model::pages_in_use() const {
+  int pages = 0;
+  for (const SequenceState& sequence : impl_->slots_)
+    pages += static_cast<int>(std::count_if(sequence.pages.begin(), sequence.pages.end(),
+                                            [](int32_t page) { return page >= 0; }));
+  return pages;
+}
+
+void Model::SetObserver(ForwardObserver* observer) {
+  impl_->observe_all_logits_ = observer != nullptr;
+  impl_->forward_->SetObserver(observer);
+}
+
+const std::vector<SequenceState>& Model::slots() const {
+  return impl_->slots_;
+}
+
+Forward& Model::forward() {
+  return *impl_->forward_;
+}
+
+}  // namespace twinspark
