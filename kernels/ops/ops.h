@@ -31,7 +31,6 @@ struct OpTable {
   Op<RmsNormParams> rms_norm;
   Op<LinearParams> linear;
   Op<LinearBatchParams> linear_batch;
-  Op<LinearBatchParams> linear_batch;
 
   Op<CollapseNormParams> collapse_norm;
   Op<HcMixParams> hc_mix;
