@@ -43,7 +43,7 @@ struct HcPostParams {
   ConstTensorView streams;  // [num_rows, C * d], kF32 or kBf16
   ConstTensorView post;     // [num_rows, C], kF32
   ConstTensorView comb;     // [num_rows, C * C], kF32
-  TensorView out;           // [num_rows, C * d]; may be streams itself
+  TensorView out;           // [num_rows, C * d] in the dtype of streams; may be streams itself
 };
 
 // out = round(mean over streams): a tap of the draft network.

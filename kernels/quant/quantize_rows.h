@@ -1,8 +1,8 @@
 // Writing, reading and simulating the cache quantisers Q8/32, Q4e8/32 and Q4e4/16 (model
 // specification 3.0). Called when a layer stores window latents, compressed rows and index keys,
 // and (values only) for index queries. Exact: the same bits on every SIMD target and backend. A NaN
-// in x gives NaN (kQ8) or an unspecified finite value (e2m1 has no NaN); rows with NaN are caught
-// by the non-finite check on the logits.
+// or an infinity in x becomes is unspecified (e2m1 has neither); such rows are caught
+// by the non-finite check on the logits, which see the same residual streams.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,83 @@
+// Pooling of the compressor on the CPU: a softmax per channel over the tokens of a group.
+#include "kernels/attention/compress_pool.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/compress_pool_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/exp-inl.h"
+#include "kernels/parallel_rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr int kMaxRatio = 8;
+
+template <class Out>
+void PoolGroup(const float* const* tokens, int ratio, int64_t n, Out* out) {
+  const DF d;
+  ForVectors(d, n, [&](const auto& load, const auto& store) HWY_ATTR {
+    VF score[kMaxRatio];
+    VF largest = load(tokens[0] + n);
+    for (int i = 0; i < ratio; ++i) {
+      score[i] = load(tokens[i] + n);
+      largest = hn::Max(largest, score[i]);
+    }
+    VF sum = hn::Zero(d);
+    for (int i = 0; i < ratio; ++i) {
+      score[i] = ExpF32(d, hn::Sub(score[i], largest));
+      sum = hn::Add(sum, score[i]);
+    }
+    VF pooled = hn::Zero(d);
+    for (int i = 0; i < ratio; ++i) {
+      pooled = hn::MulAdd(hn::Div(score[i], sum), load(tokens[i]), pooled);
+    }
+    store(pooled, out);
+  });
+}
+
+void PoolGroups(const CompressPoolParams& p, int64_t begin, int64_t end) {
+  WithFloatType(p.out.dtype, [&](auto* type) {
+    using Out = std::remove_pointer_t<decltype(type)>;
+    for (int64_t g = begin; g < end; ++g) {
+      const float* tokens[kMaxRatio];
+      for (int i = 0; i < p.ratio; ++i) {
+        const int64_t source = p.sources[g * p.ratio + i];
+        if (source >= 0) {
+          CHECK_LT(source, p.kv_score.rows);
+          tokens[i] = p.kv_score.Row<float>(source);
+        } else {
+          CHECK_LT(-1 - source, p.carry.num_rows);
+          tokens[i] = static_cast<const float*>(p.carry.data) + (-1 - source) * p.carry.cols;
+        }
+      }
+      PoolGroup(tokens, p.ratio, p.out.cols, p.out.Row<Out>(g));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace twinspark {
+HWY_EXPORT(PoolGroups);
+
+void CompressPoolCpu(const CompressPoolParams& params, const Launch& launch) {
+  CHECK(params.ratio >= 1 && params.ratio <= 8) << params.ratio;
+  CHECK(params.kv_score.dtype == DType::kF32);
+  CHECK(params.carry.format == CacheFormat::kF32);
+  CHECK_EQ(params.kv_score.cols, 2 * params.out.cols);
+  CHECK_EQ(params.carry.cols, 2 * params.out.cols);
+  constexpr int64_t kGrain = 4;
+  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(PoolGroups)(params, begin, end);
+  });
+}
+
+}  // namespace twinspark
+#endif  // HWY_ONCE

@@ -1,0 +1,41 @@
+// Small helpers of CPU ops: cutting rows over the pool of a launch, and turning the dtype of a view
+// into a type.
+#pragma once
+
+#include <cstdint>
+
+#include "common/check.h"
+#include "kernels/dtype.h"
+#include "kernels/launch.h"
+
+namespace twinspark {
+
+// fn(begin, end, thread_idx); inline when the launch has no pool or there is too little to share.
+template <class Fn>
+void ParallelRows(const Launch& launch, int64_t num_rows, int64_t grain, const Fn& fn) {
+  if (num_rows <= 0) return;
+  if (launch.pool == nullptr || num_rows <= grain) {
+    fn(int64_t{0}, num_rows, 0);
+    return;
+  }
+  launch.pool->ParallelFor(num_rows, grain, fn);
+}
+
+inline int NumThreads(const Launch& launch) {
+  return launch.pool == nullptr ? 1 : launch.pool->num_threads();
+}
+
+// Calls fn with a null pointer of the element type: fn(static_cast<Bf16*>(nullptr)).
+template <class Fn>
+void WithFloatType(DType dtype, const Fn& fn) {
+  switch (dtype) {
+    case DType::kF32:
+      return fn(static_cast<float*>(nullptr));
+    case DType::kBf16:
+      return fn(static_cast<Bf16*>(nullptr));
+    default:
+      CHECK(false) << "activations are f32 or bf16, not " << DTypeName(dtype);
+  }
+}
+
+}  // namespace twinspark

@@ -1,0 +1,231 @@
+// Packing and unpacking of one stored row, once per SIMD target: used by the store and load ops and
+// by the ops that read keys from the caches. Small floats are decoded through f16, whose wider
+// exponent holds them exactly (subnormals included) and whose conversion is one instruction.
+
+// clang-format off
+#if defined(TWINSPARK_KERNELS_QUANT_CODEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TWINSPARK_KERNELS_QUANT_CODEC_INL_H_
+#undef TWINSPARK_KERNELS_QUANT_CODEC_INL_H_
+#else
+#define TWINSPARK_KERNELS_QUANT_CODEC_INL_H_
+#endif
+// clang-format on
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/dtype.h"
+#include "kernels/quant/cache_format.h"
+#include "kernels/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+
+// The two code formats: mantissa bits, exponent bias, largest value.
+struct E4M3 {
+  static constexpr int kMantissa = 3;
+  static constexpr int kBias = 7;
+  static constexpr float kMax = 448.0f;
+  static constexpr uint32_t kSignBit = 0x80;
+};
+struct E2M1 {
+  static constexpr int kMantissa = 1;
+  static constexpr int kBias = 1;
+  static constexpr float kMax = 6.0f;
+  static constexpr uint32_t kSignBit = 0x08;
+};
+
+// Codes of y, |y| <= kMax, ties to the even code, as u32 lanes.
+template <class F>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> EncodeSmall(DF d, VF y) {
+  const hn::RebindToUnsigned<DF> du;
+  constexpr int kShift = 23 - F::kMantissa;
+  const VF magnitude = hn::Abs(y);
+  const auto bits = hn::BitCast(du, magnitude);
+  const auto odd = hn::And(hn::ShiftRight<kShift>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, (1u << (kShift - 1)) - 1u)));
+  const auto normal = hn::Sub(hn::ShiftRight<kShift>(rounded),
+                              hn::Set(du, static_cast<uint32_t>(127 - F::kBias) << F::kMantissa));
+  // Below the smallest normal number: adding 2^23 steps leaves the number of steps in the low bits.
+  const float steps =
+      std::bit_cast<float>(static_cast<uint32_t>(127 + 24 - F::kBias - F::kMantissa) << 23);
+  const auto subnormal =
+      hn::And(hn::BitCast(du, hn::Add(magnitude, hn::Set(d, steps))), hn::Set(du, 0xffu));
+  const float smallest = std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - F::kBias) << 23);
+  const auto is_subnormal = hn::RebindMask(du, hn::Lt(magnitude, hn::Set(d, smallest)));
+  const auto code = hn::IfThenElse(is_subnormal, subnormal, normal);
+  constexpr int kSignShift = F::kSignBit == 0x80 ? 31 - 7 : 31 - 3;
+  const auto sign = hn::And(hn::BitCast(du, y), hn::Set(du, 0x80000000u));
+  return hn::Or(code, hn::ShiftRight<kSignShift>(sign));
+}
+
+// Values of Lanes(d) codes, one code per byte.
+template <class F>
+HWY_INLINE VF DecodeSmall(DF d, const uint8_t* codes) {
+  const hn::Rebind<uint8_t, DF> d8;
+  const hn::Rebind<uint16_t, DF> d16;
+  const hn::Rebind<hwy::float16_t, DF> df16;
+  constexpr int kToMantissa = 10 - F::kMantissa;
+  constexpr int kToSign = F::kSignBit == 0x80 ? 8 : 12;
+  const auto code = hn::PromoteTo(d16, hn::LoadU(d8, codes));
+  const auto sign_bit = hn::Set(d16, static_cast<uint16_t>(F::kSignBit));
+  const auto magnitude = hn::AndNot(sign_bit, code);
+  const auto half = hn::Or(hn::ShiftLeft<kToMantissa>(magnitude),
+                           hn::ShiftLeft<kToSign>(hn::And(sign_bit, code)));
+  // The f16 exponent bias is 15.
+  const VF rebias =
+      hn::Set(d, std::bit_cast<float>(static_cast<uint32_t>(127 + 15 - F::kBias) << 23));
+  return hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, half)), rebias);
+}
+
+// 2^ceil(log2 t) of a normal t > 0, as its e8m0 byte.
+HWY_INLINE uint32_t PowerOfTwoCeil(float t) {
+  const uint32_t bits = std::bit_cast<uint32_t>(t);
+  return std::min((bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u), 254u);
+}
+HWY_INLINE float E8M0Scale(uint32_t byte) {
+  return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that we write
+}
+
+// Scale byte of a group with largest magnitude `largest`, and the scale itself.
+HWY_INLINE uint8_t GroupScale(CacheFormat format, float largest, float* scale) {
+  if (format == CacheFormat::kQ4E4) {
+    const uint8_t code = F32ToE4M3Saturating(std::max(largest, 6.0f * 0x1p-9f) / 6.0f);
+    *scale = E4M3ToF32(code);
+    return code;
+  }
+  const float t = format == CacheFormat::kQ8 ? std::max(largest, 1e-4f) * (1.0f / 448.0f)
+                                             : std::max(largest, 6.0f * 0x1p-126f) * (1.0f / 6.0f);
+  const uint32_t byte = PowerOfTwoCeil(t);
+  *scale = E8M0Scale(byte);
+  return static_cast<uint8_t>(byte);
+}
+HWY_INLINE float DecodeScale(CacheFormat format, uint8_t byte) {
+  return format == CacheFormat::kQ4E4 ? E4M3ToF32(byte) : E8M0ToF32(byte);
+}
+
+template <class F, class T>
+HWY_INLINE void EncodeGroup(
+    CacheFormat format, const T* x, int group, uint8_t* codes, uint8_t* scale_byte) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint8_t, DF> d8;
+  const int lanes = static_cast<int>(hn::Lanes(d));  // divides 16
+  VF largest = hn::Zero(d);
+  for (int i = 0; i < group; i += lanes)
+    largest = hn::Max(largest, hn::Abs(LoadF32(d, x + i)));
+  float scale;
+  *scale_byte = GroupScale(format, hn::GetLane(hn::MaxOfLanes(d, largest)), &scale);
+  const VF divisor = hn::Set(d, scale), max = hn::Set(d, F::kMax), min = hn::Set(d, -F::kMax);
+  for (int i = 0; i < group; i += lanes) {
+    const VF y = hn::Min(hn::Max(hn::Div(LoadF32(d, x + i), divisor), min), max);
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, EncodeSmall<F>(d, y))), d8, codes + i);
+  }
+}
+
+template <class T>
+HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* dst) {
+  if (format == CacheFormat::kF32) {
+    const DF d;
+    HWY_ALIGN float buffer[hn::MaxLanes(DF())];
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    for (int64_t i = 0; i < n; i += lanes) {
+      const int64_t count = std::min(lanes, n - i);
+      hn::Store(count == lanes ? LoadF32(d, x + i) : LoadTail(d, x + i, count), d, buffer);
+      std::memcpy(dst + 4 * i, buffer, static_cast<size_t>(count) * sizeof(float));
+    }
+    return;
+  }
+  const int group = CacheGroup(format);
+  if (format == CacheFormat::kQ8) {
+    uint8_t* scales = dst + n;
+    for (int64_t g = 0; g < n / group; ++g) {
+      EncodeGroup<E4M3>(format, x + g * group, group, dst + g * group, scales + g);
+    }
+    return;
+  }
+  uint8_t* scales = dst + n / 2;
+  uint8_t codes[32];
+  for (int64_t g = 0; g < n / group; ++g) {
+    EncodeGroup<E2M1>(format, x + g * group, group, codes, scales + g);
+    uint8_t* packed = dst + g * group / 2;
+    for (int i = 0; i < group / 2; ++i) {
+      packed[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
+    }
+  }
+}
+
+// 2 * 16 codes from 16 bytes (or 2 * 8 from 8), low nibble first.
+HWY_INLINE void UnpackNibbles(const uint8_t* packed, int group, uint8_t* codes) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < group; ++i) {
+    codes[i] = static_cast<uint8_t>((packed[i / 2] >> (4 * (i % 2))) & 0x0f);
+  }
+#else
+  const hn::FixedTag<uint8_t, 16> d8;
+  const hn::FixedTag<uint16_t, 8> d16;
+  const hn::FixedTag<uint64_t, 2> d64;
+  const auto mask = hn::Set(d8, static_cast<uint8_t>(0x0f));
+  auto bytes = hn::Zero(d8);
+  if (group == 32) {
+    bytes = hn::LoadU(d8, packed);
+  } else {
+    uint64_t half;
+    std::memcpy(&half, packed, sizeof(half));
+    bytes = hn::BitCast(d8, hn::Set(d64, half));
+  }
+  const auto low = hn::And(bytes, mask);
+  const auto high = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), mask);
+  hn::StoreU(hn::InterleaveLower(d8, low, high), d8, codes);
+  if (group == 32) hn::StoreU(hn::InterleaveUpper(d8, low, high), d8, codes + 16);
+#endif
+}
+
+template <class T>
+HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* out) {
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (format == CacheFormat::kF32) {
+    HWY_ALIGN float buffer[hn::MaxLanes(DF())] = {};
+    for (int64_t i = 0; i < n; i += lanes) {
+      const int64_t count = std::min(lanes, n - i);
+      std::memcpy(buffer, src + 4 * i, static_cast<size_t>(count) * sizeof(float));
+      const VF v = hn::Load(d, buffer);
+      if (count == lanes) {
+        StoreF32(v, d, out + i);
+      } else {
+        StoreTail(v, d, out + i, count);
+      }
+    }
+    return;
+  }
+  const int64_t group = CacheGroup(format);
+  if (format == CacheFormat::kQ8) {
+    const uint8_t* scales = src + n;
+    for (int64_t g = 0; g < n / group; ++g) {
+      const VF scale = hn::Set(d, DecodeScale(format, scales[g]));
+      for (int64_t i = g * group; i < (g + 1) * group; i += lanes) {
+        StoreF32(hn::Mul(DecodeSmall<E4M3>(d, src + i), scale), d, out + i);
+      }
+    }
+    return;
+  }
+  const uint8_t* scales = src + n / 2;
+  HWY_ALIGN uint8_t codes[32];
+  for (int64_t g = 0; g < n / group; ++g) {
+    UnpackNibbles(src + g * group / 2, static_cast<int>(group), codes);
+    const VF scale = hn::Set(d, DecodeScale(format, scales[g]));
+    for (int64_t i = 0; i < group; i += lanes) {
+      StoreF32(hn::Mul(DecodeSmall<E2M1>(d, codes + i), scale), d, out + g * group + i);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,118 @@
+// Store, load, copy and simulation of the cache formats on the CPU.
+#include "kernels/quant/quantize_rows.h"
+
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/quant/quantize_rows_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/parallel_rows.h"
+#include "kernels/quant/codec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+namespace {
+
+void StoreRowsRange(const StoreRowsParams& p, int64_t begin, int64_t end) {
+  const int64_t row_bytes = p.dst.row_bytes();
+  uint8_t* base = static_cast<uint8_t*>(p.dst.data);
+  WithFloatType(p.x.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t row = p.index != nullptr ? p.index[t] : t;
+      if (row < 0) continue;
+      CHECK_LT(row, p.dst.num_rows);
+      EncodeRow(p.dst.format, p.x.Row<T>(t), p.x.cols, base + row * row_bytes);
+    }
+  });
+}
+
+void LoadRowsRange(const LoadRowsParams& p, int64_t begin, int64_t end) {
+  const int64_t row_bytes = p.src.row_bytes();
+  const uint8_t* base = static_cast<const uint8_t*>(p.src.data);
+  WithFloatType(p.out.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t row = p.index != nullptr ? p.index[t] : t;
+      CHECK(row >= 0 && row < p.src.num_rows) << row << " of " << p.src.num_rows;
+      DecodeRow(p.src.format, base + row * row_bytes, p.out.cols, p.out.Row<T>(t));
+    }
+  });
+}
+
+void QuantizeValuesRange(const QuantizeValuesParams& p,
+                         uint8_t* packed,
+                         int64_t begin,
+                         int64_t end) {
+  WithFloatType(p.x.dtype, [&](auto* in_type) {
+    WithFloatType(p.out.dtype, [&](auto* out_type) {
+      using In = std::remove_pointer_t<decltype(in_type)>;
+      using Out = std::remove_pointer_t<decltype(out_type)>;
+      for (int64_t t = begin; t < end; ++t) {
+        EncodeRow(p.format, p.x.Row<In>(t), p.x.cols, packed);
+        DecodeRow(p.format, packed, p.x.cols, p.out.Row<Out>(t));
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace twinspark {
+HWY_EXPORT(StoreRowsRange);
+HWY_EXPORT(LoadRowsRange);
+HWY_EXPORT(QuantizeValuesRange);
+
+namespace {
+constexpr int64_t kGrain = 4;
+}  // namespace
+
+void StoreRowsCpu(const StoreRowsParams& params, const Launch& launch) {
+  CHECK_EQ(params.x.cols, params.dst.cols);
+  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(StoreRowsRange)(params, begin, end);
+  });
+}
+
+void LoadRowsCpu(const LoadRowsParams& params, const Launch& launch) {
+  CHECK_EQ(params.out.cols, params.src.cols);
+  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(LoadRowsRange)(params, begin, end);
+  });
+}
+
+void CopyRowsCpu(const CopyRowsParams& params, const Launch&) {
+  CHECK(params.src.format == params.dst.format) << CacheFormatName(params.src.format);
+  CHECK_EQ(params.src.cols, params.dst.cols);
+  const int64_t row_bytes = params.src.row_bytes();
+  const uint8_t* src = static_cast<const uint8_t*>(params.src.data);
+  uint8_t* dst = static_cast<uint8_t*>(params.dst.data);
+  for (int64_t t = 0; t < params.num_rows; ++t) {
+    const int64_t from = params.src_index != nullptr ? params.src_index[t] : t;
+    const int64_t to = params.dst_index != nullptr ? params.dst_index[t] : t;
+    if (to < 0) continue;
+    CHECK(from >= 0 && from < params.src.num_rows) << from << " of " << params.src.num_rows;
+    CHECK_LT(to, params.dst.num_rows);
+    std::memcpy(dst + to * row_bytes, src + from * row_bytes, static_cast<size_t>(row_bytes));
+  }
+}
+
+void QuantizeValuesCpu(const QuantizeValuesParams& params, const Launch& launch) {
+  CHECK_EQ(params.x.rows, params.out.rows);
+  CHECK_EQ(params.x.cols, params.out.cols);
+  const Arena::Scope scope(*launch.arena);
+  const int64_t row_bytes = CacheRowBytes(params.format, params.x.cols);
+  uint8_t* packed = launch.arena->Take<uint8_t>(row_bytes * NumThreads(launch));
+  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int thread_idx) {
+    HWY_DYNAMIC_DISPATCH(QuantizeValuesRange)(params, packed + thread_idx * row_bytes, begin, end);
+  });
+}
+
+}  // namespace twinspark
+#endif  // HWY_ONCE

@@ -1,0 +1,161 @@
+// Rotary positions on the CPU. The table is scalar (f32 product, then cosf and sinf of the C
+// library); the rotation of interleaved pairs works on pairs of vectors.
+#include "kernels/rope/rope.h"
+
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rope/rope_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/parallel_rows.h"
+#include "kernels/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+namespace {
+
+// (u, v) -> (u cos - v sin, u sin + v cos) for interleaved pairs; sign -1 inverts. The products are
+// rounded before the sum, on every target and in the tail alike.
+template <class In, class Out>
+void RotateHead(
+    const In* in, const float* cosines, const float* sines, int64_t pairs, float sign, Out* out) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF flip = hn::Set(d, sign);
+  for (; i + lanes <= pairs; i += lanes) {
+    const VF a = LoadF32(d, in + 2 * i), b = LoadF32(d, in + 2 * i + lanes);
+    const VF u = hn::ConcatEven(d, b, a), v = hn::ConcatOdd(d, b, a);
+    const VF c = hn::LoadU(d, cosines + i), s = hn::Mul(flip, hn::LoadU(d, sines + i));
+    const VF x = hn::Sub(hn::Mul(u, c), hn::Mul(v, s));
+    const VF y = hn::Add(hn::Mul(u, s), hn::Mul(v, c));
+    HWY_ALIGN float pair[2 * hn::MaxLanes(DF())];
+    hn::StoreInterleaved2(x, y, d, pair);
+    StoreF32(hn::Load(d, pair), d, out + 2 * i);
+    StoreF32(hn::Load(d, pair + lanes), d, out + 2 * i + lanes);
+  }
+#endif
+  for (; i < pairs; ++i) {
+    const float u = ToF32(in[2 * i]), v = ToF32(in[2 * i + 1]);
+    const float c = cosines[i], s = sign * sines[i];
+    const float x = u * c - v * s;
+    const float y = u * s + v * c;
+    if constexpr (std::is_same_v<Out, Bf16>) {
+      out[2 * i] = ToBf16(x);
+      out[2 * i + 1] = ToBf16(y);
+    } else {
+      out[2 * i] = x;
+      out[2 * i + 1] = y;
+    }
+  }
+}
+
+template <class In, class Out>
+void CopyValues(const In* in, int64_t n, Out* out) {
+  if constexpr (std::is_same_v<In, Out>) {
+    if (in != out) std::memmove(out, in, static_cast<size_t>(n) * sizeof(Out));
+  } else {
+    const DF d;
+    ForVectors(d, n, [&](const auto& load, const auto& store) HWY_ATTR { store(load(in), out); });
+  }
+}
+
+void RopeRows(const RopeParams& p, int64_t begin, int64_t end) {
+  const int64_t plain = p.head_dim - p.rope_dim;
+  const int64_t pairs = p.rope_dim / 2;
+  const int64_t num_heads = p.x.cols / p.head_dim;
+  const float sign = p.inverse ? -1.0f : 1.0f;
+  WithFloatType(p.x.dtype, [&](auto* in_type) {
+    WithFloatType(p.out.dtype, [&](auto* out_type) {
+      using In = std::remove_pointer_t<decltype(in_type)>;
+      using Out = std::remove_pointer_t<decltype(out_type)>;
+      for (int64_t t = begin; t < end; ++t) {
+        const float* table = p.table.Row<float>(t);
+        for (int64_t h = 0; h < num_heads; ++h) {
+          const In* in = p.x.Row<In>(t) + h * p.head_dim;
+          Out* out = p.out.Row<Out>(t) + h * p.head_dim;
+          CopyValues(in, plain, out);
+          RotateHead(in + plain, table, table + pairs, pairs, sign, out + plain);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace twinspark {
+HWY_EXPORT(RopeRows);
+
+std::vector<float> PlainRopeFrequencies(int rope_dim, float theta) {
+  std::vector<float> frequencies;
+  for (int i = 0; i < rope_dim / 2; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope_dim);
+    frequencies.push_back(1.0f / std::pow(theta, exponent));
+  }
+  return frequencies;
+}
+
+std::vector<float> YarnRopeFrequencies(const YarnParams& params) {
+  std::vector<float> frequencies = PlainRopeFrequencies(params.rope_dim, params.theta);
+  if (params.factor <= 1.0f) return frequencies;
+  // Pair index at which a wave makes `turns` rotations within the original context.
+  const auto pair_of = [&](float turns) {
+    return params.rope_dim *
+           std::log(params.original_max_position / (2.0 * std::numbers::pi * turns)) /
+           (2.0 * std::log(static_cast<double>(params.theta)));
+  };
+  const double low = std::max(std::floor(pair_of(params.beta_fast)), 0.0);
+  const double high = std::min(std::ceil(pair_of(params.beta_slow)), params.rope_dim - 1.0);
+  const float width = static_cast<float>(std::max(high - low, 0.001));
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const float ramp =
+        std::clamp((static_cast<float>(i) - static_cast<float>(low)) / width, 0.0f, 1.0f);
+    frequencies[i] = frequencies[i] / params.factor * ramp + frequencies[i] * (1.0f - ramp);
+  }
+  return frequencies;
+}
+
+void RopeTableCpu(const RopeTableParams& params, const Launch& launch) {
+  CHECK(params.out.dtype == DType::kF32);
+  CHECK_EQ(params.out.cols % 2, 0);
+  const int64_t pairs = params.out.cols / 2;
+  constexpr int64_t kGrain = 8;
+  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* out = params.out.Row<float>(t);
+      const float position = static_cast<float>(params.positions[t]);
+      for (int64_t i = 0; i < pairs; ++i) {
+        const float angle = position * params.frequencies[i];
+        out[i] = std::cos(angle);
+        out[pairs + i] = std::sin(angle);
+      }
+    }
+  });
+}
+
+void RopeCpu(const RopeParams& params, const Launch& launch) {
+  CHECK(params.head_dim > 0 && params.rope_dim <= params.head_dim) << params.rope_dim;
+  CHECK_EQ(params.rope_dim % 2, 0);
+  CHECK_EQ(params.x.cols % params.head_dim, 0);
+  CHECK_EQ(params.x.cols, params.out.cols);
+  CHECK_EQ(params.x.rows, params.out.rows);
+  CHECK_EQ(params.table.rows, params.x.rows);
+  CHECK_EQ(params.table.cols, params.rope_dim);
+  constexpr int64_t kGrain = 4;
+  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(RopeRows)(params, begin, end);
+  });
+}
+
+}  // namespace twinspark
+#endif  // HWY_ONCE

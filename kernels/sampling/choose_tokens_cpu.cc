@@ -1,0 +1,379 @@
+// Sampling on the CPU, one thread per row. Greedy rows without extras read the logits once; others
+// work on a copy. Sorting for top_p is a stable radix sort over ids in ascending order, so equal
+// logits keep the lower id first; terms that cannot change an f64 sum of at least 1 are left out.
+#include "kernels/sampling/choose_tokens.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/sampling/choose_tokens_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/parallel_rows.h"
+#include "kernels/sampling/keyed_noise.h"
+#include "kernels/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace twinspark {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Largest value, NaN left out; -inf when there is none.
+float LargestLogit(const float* logits, int64_t n) {
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  float best = -std::numeric_limits<float>::infinity();
+  VF largest = hn::Set(d, best);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VF x = hn::LoadU(d, logits + i);
+    largest = hn::IfThenElse(hn::Gt(x, largest), x, largest);
+  }
+  best = hn::GetLane(hn::MaxOfLanes(d, largest));
+  for (; i < n; ++i)
+    best = logits[i] > best ? logits[i] : best;
+  return best;
+}
+
+bool AllFinite(const float* logits, int64_t n) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto exponent = hn::Set(du, 0x7f800000u);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto bits = hn::And(hn::BitCast(du, hn::LoadU(d, logits + i)), exponent);
+    if (!hn::AllFalse(du, hn::Eq(bits, exponent))) return false;
+  }
+  for (; i < n; ++i) {
+    if (!std::isfinite(logits[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace twinspark
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace twinspark {
+namespace {
+
+HWY_EXPORT(LargestLogit);
+HWY_EXPORT(AllFinite);
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr float kGreedyBelow = 1e-5f;
+
+struct Candidate {
+  float logit;
+  int32_t id;
+};
+bool Better(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+// Scratch of one thread.
+struct ChoiceScratch {
+  float* logits = nullptr;          // [vocab]
+  Candidate* candidates = nullptr;  // [vocab]
+  Candidate* sorted = nullptr;      // [vocab]
+};
+
+int32_t FirstOf(const float* logits, int64_t vocab, float value) {
+  for (int64_t v = 0; v < vocab; ++v) {
+    if (logits[v] == value) return static_cast<int32_t>(v);
+  }
+  return -1;
+}
+
+int32_t ArgmaxRow(const float* logits, int64_t vocab) {
+  const float best = HWY_DYNAMIC_DISPATCH(LargestLogit)(logits, vocab);
+  return best == kMasked ? -1 : FirstOf(logits, vocab, best);
+}
+
+void ApplyMask(const uint8_t* mask, int64_t vocab, float* logits) {
+  if (mask == nullptr) return;
+  for (int64_t v = 0; v < vocab; ++v) {
+    if (((mask[v / 8] >> (v % 8)) & 1) == 0) logits[v] = kMasked;
+  }
+}
+
+bool InVocab(int32_t id, int64_t vocab) {
+  return id >= 0 && id < vocab;
+}
+
+void Penalize(const ChoiceRow& row, int32_t id, int64_t generated, int64_t vocab, float* logits) {
+  if (!InVocab(id, vocab)) return;
+  float& l = logits[id];
+  l = l > 0 ? l / row.repetition_penalty : l * row.repetition_penalty;
+  l -= row.frequency_penalty * static_cast<float>(generated);
+  if (generated > 0) l -= row.presence_penalty;
+}
+
+void ApplyPenalties(const ChoiceRow& row, int64_t vocab, float* logits) {
+  if (row.repetition_penalty == 1 && row.frequency_penalty == 0 && row.presence_penalty == 0) {
+    return;
+  }
+  constexpr int kMaxDrafted = 64;
+  CHECK(row.num_drafted <= kMaxDrafted) << row.num_drafted;
+  bool done[kMaxDrafted] = {};
+  const auto drafted_times = [&](int32_t id) {
+    int64_t times = 0;
+    for (int i = 0; i < row.num_drafted; ++i) {
+      if (row.drafted[i] != id) continue;
+      ++times;
+      done[i] = true;
+    }
+    return times;
+  };
+  for (int i = 0; i < row.num_counts; ++i) {
+    const TokenCount& count = row.counts[i];
+    const int64_t generated = count.generated + drafted_times(count.id);
+    if (count.in_prompt > 0 || generated > 0) Penalize(row, count.id, generated, vocab, logits);
+  }
+  for (int i = 0; i < row.num_drafted; ++i) {
+    if (done[i]) continue;
+    Penalize(row, row.drafted[i], drafted_times(row.drafted[i]), vocab, logits);
+  }
+}
+
+bool IsPlain(const ChoiceRow& row) {
+  return row.allowed_mask == nullptr && row.grammar_mask == nullptr && row.num_banned == 0 &&
+         row.num_biases == 0 && row.repetition_penalty == 1 && row.frequency_penalty == 0 &&
+         row.presence_penalty == 0;
+}
+
+// Everything before the temperature, in the order of the API specification.
+void ProcessLogits(const ChoiceRow& row, int64_t vocab, float* logits) {
+  ApplyMask(row.allowed_mask, vocab, logits);
+  for (int i = 0; i < row.num_banned; ++i) {
+    if (InVocab(row.banned_ids[i], vocab)) logits[row.banned_ids[i]] = kMasked;
+  }
+  for (int i = 0; i < row.num_biases; ++i) {
+    if (InVocab(row.biases[i].id, vocab)) logits[row.biases[i].id] += row.biases[i].bias;
+  }
+  ApplyPenalties(row, vocab, logits);
+  ApplyMask(row.grammar_mask, vocab, logits);
+}
+
+// Key that ascends as the logit descends; equal logits (also -0 and 0) have equal keys.
+uint32_t DescendingKey(float logit) {
+  const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
+  return (bits & 0x80000000u) != 0 ? bits : ~bits & 0x7fffffffu;
+}
+
+// Stable: candidates of equal logit stay in their order. Result in `from`.
+void RadixSortDescending(Candidate*& from, Candidate*& to, int64_t count) {
+  constexpr int kBits = 11, kPasses = 3;
+  constexpr uint32_t kBuckets = 1u << kBits;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    uint32_t starts[kBuckets + 1] = {};
+    const int shift = pass * kBits;
+    for (int64_t i = 0; i < count; ++i) {
+      ++starts[((DescendingKey(from[i].logit) >> shift) & (kBuckets - 1)) + 1];
+    }
+    for (uint32_t b = 1; b <= kBuckets; ++b)
+      starts[b] += starts[b - 1];
+    for (int64_t i = 0; i < count; ++i) {
+      to[starts[(DescendingKey(from[i].logit) >> shift) & (kBuckets - 1)]++] = from[i];
+    }
+    std::swap(from, to);
+  }
+}
+
+// Shortest prefix (in descending order) whose probability reaches top_p. Candidates arrive in
+// ascending id and leave sorted.
+int64_t KeepTopP(ChoiceScratch& s, int64_t count, float largest, float top_p) {
+  // exp(-37) < 2^-53: added to a sum of at least 1 it changes nothing.
+  constexpr float kNegligible = 37.0f;
+  const auto end = std::remove_if(s.candidates, s.candidates + count, [&](const Candidate& c) {
+    return static_cast<double>(largest) - static_cast<double>(c.logit) > kNegligible;
+  });
+  count = end - s.candidates;
+  RadixSortDescending(s.candidates, s.sorted, count);
+  const auto probability = [&](int64_t i) {
+    return std::exp(static_cast<double>(s.candidates[i].logit) - static_cast<double>(largest));
+  };
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i)
+    total += probability(i);
+  const double target = static_cast<double>(top_p) * total;
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum += probability(i);
+    if (sum >= target) return i + 1;
+  }
+  return count;
+}
+
+// min_p, top_k, top_p over logits already divided by the temperature. Leaves the kept candidates at
+// the front of s.candidates, in any order.
+int64_t FilterCandidates(const ChoiceRow& row,
+                         const float* logits,
+                         int64_t vocab,
+                         ChoiceScratch& s) {
+  const float largest = HWY_DYNAMIC_DISPATCH(LargestLogit)(logits, vocab);
+  const float cutoff = row.min_p > 0 ? largest + std::log(row.min_p) : kMasked;
+  int64_t count = 0;
+  for (int64_t v = 0; v < vocab; ++v) {
+    if (logits[v] > kMasked && logits[v] >= cutoff) {
+      s.candidates[count++] = {logits[v], static_cast<int32_t>(v)};
+    }
+  }
+  if (row.top_k > 0 && row.top_k < count) {
+    std::nth_element(s.candidates, s.candidates + row.top_k - 1, s.candidates + count, Better);
+    count = row.top_k;
+    if (row.top_p < 1) {
+      std::sort(s.candidates, s.candidates + count,
+                [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    }
+  }
+  return row.top_p < 1 ? KeepTopP(s, count, largest, row.top_p) : count;
+}
+
+// argmax of logit + noise, lowest id on ties.
+int32_t Draw(const ChoiceRow& row, const Candidate* candidates, int64_t count) {
+  constexpr float kLargestNoise = 22.9f;  // -ln(-ln(1 - 2^-33)) = 22.87
+  const NoiseKey key{row.seed, row.position, row.choice};
+  float best = kMasked;
+  int32_t token = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    const Candidate& c = candidates[i];
+    if (c.logit + kLargestNoise < best) continue;
+    const float value = c.logit + GumbelFromWord(NoiseWord(key, static_cast<uint32_t>(c.id)));
+    if (value > best || (value == best && c.id < token)) {
+      best = value;
+      token = c.id;
+    }
+  }
+  return token;
+}
+
+int32_t ChooseRow(const ChoiceRow& row, const float* raw, int64_t vocab, ChoiceScratch& s) {
+  const bool greedy = row.temperature < kGreedyBelow;
+  if (greedy && IsPlain(row)) return ArgmaxRow(raw, vocab);
+  std::memcpy(s.logits, raw, static_cast<size_t>(vocab) * sizeof(float));
+  ProcessLogits(row, vocab, s.logits);
+  if (greedy) return ArgmaxRow(s.logits, vocab);
+  for (int64_t v = 0; v < vocab; ++v)
+    s.logits[v] /= row.temperature;
+  const int64_t count = FilterCandidates(row, s.logits, vocab, s);
+  return Draw(row, s.candidates, count);
+}
+
+// Entry 0: the token; then the num_logprobs most likely.
+void WriteLogprobs(const float* raw,
+                   int64_t vocab,
+                   int32_t token,
+                   int count,
+                   ChoiceScratch& s,
+                   int32_t* ids,
+                   float* logprobs) {
+  const float largest = HWY_DYNAMIC_DISPATCH(LargestLogit)(raw, vocab);
+  double sum = 0;
+  for (int64_t v = 0; v < vocab; ++v) {
+    sum += std::exp(static_cast<double>(raw[v]) - static_cast<double>(largest));
+    s.candidates[v] = {raw[v], static_cast<int32_t>(v)};
+  }
+  const double log_sum = static_cast<double>(largest) + std::log(sum);
+  const auto logprob = [&](float l) {
+    return static_cast<float>(static_cast<double>(l) - log_sum);
+  };
+  ids[0] = token;
+  logprobs[0] = token >= 0 ? logprob(raw[token]) : kMasked;
+  std::partial_sort(s.candidates, s.candidates + count, s.candidates + vocab, Better);
+  for (int i = 0; i < count; ++i) {
+    ids[1 + i] = s.candidates[i].id;
+    logprobs[1 + i] = logprob(s.candidates[i].logit);
+  }
+}
+
+ChoiceScratch TakeChoiceScratch(Arena& arena, int64_t vocab) {
+  ChoiceScratch s;
+  s.logits = arena.Take<float>(vocab);
+  s.candidates = arena.Take<Candidate>(vocab);
+  s.sorted = arena.Take<Candidate>(vocab);
+  return s;
+}
+
+}  // namespace
+
+void ChooseTokensCpu(const ChooseTokensParams& params, const Launch& launch) {
+  CHECK(params.logits.dtype == DType::kF32) << DTypeName(params.logits.dtype);
+  const int64_t vocab = params.logits.cols;
+  const Arena::Scope scope(*launch.arena);
+  std::vector<ChoiceScratch> scratch;
+  for (int i = 0; i < NumThreads(launch); ++i) {
+    scratch.push_back(TakeChoiceScratch(*launch.arena, vocab));
+  }
+  ParallelRows(launch, params.logits.rows, 1, [&](int64_t begin, int64_t end, int thread_idx) {
+    ChoiceScratch& s = scratch[static_cast<size_t>(thread_idx)];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* raw = params.logits.Row<float>(t);
+      const ChoiceRow& row = params.rows[t];
+      const bool finite = HWY_DYNAMIC_DISPATCH(AllFinite)(raw, vocab);
+      if (params.non_finite != nullptr) params.non_finite[t] = finite ? 0 : 1;
+      params.tokens[t] = finite ? ChooseRow(row, raw, vocab, s) : -1;
+      if (row.num_logprobs < 0 || !finite) continue;
+      CHECK(params.logprobs != nullptr && row.num_logprobs < params.logprob_stride &&
+            row.num_logprobs <= vocab)
+          << row.num_logprobs << " of " << params.logprob_stride;
+      WriteLogprobs(raw, vocab, params.tokens[t], row.num_logprobs, s,
+                    params.logprob_ids + t * params.logprob_stride,
+                    params.logprobs + t * params.logprob_stride);
+    }
+  });
+}
+
+void ArgmaxCpu(const ArgmaxParams& params, const Launch& launch) {
+  CHECK(params.logits.dtype == DType::kF32) << DTypeName(params.logits.dtype);
+  ParallelRows(launch, params.logits.rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      params.tokens[t] = ArgmaxRow(params.logits.Row<float>(t), params.logits.cols);
+    }
+  });
+}
+
+void JoinSlicesCpu(const JoinSlicesParams& params, const Launch&) {
+  CHECK_EQ(params.parts.rows, params.out.rows * params.num_ranks);
+  CHECK_EQ(params.parts.cols * params.num_ranks, params.out.cols);
+  const int64_t slice = params.parts.cols;
+  for (int64_t part = 0; part < params.num_ranks; ++part) {
+    for (int64_t t = 0; t < params.out.rows; ++t) {
+      std::memcpy(params.out.Row<float>(t) + part * slice,
+                  params.parts.Row<float>(part * params.out.rows + t),
+                  static_cast<size_t>(slice) * sizeof(float));
+    }
+  }
+}
+
+std::vector<int32_t> KeptTokens(const float* logits, int64_t vocab, const ChoiceRow& row) {
+  const size_t size = static_cast<size_t>(vocab);
+  std::vector<float> copy(logits, logits + vocab);
+  std::vector<Candidate> candidates(size), sorted(size);
+  ChoiceScratch s{copy.data(), candidates.data(), sorted.data()};
+  ProcessLogits(row, vocab, s.logits);
+  for (float& l : copy)
+    l /= row.temperature;
+  const int64_t count = FilterCandidates(row, s.logits, vocab, s);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i)
+    ids.push_back(s.candidates[i].id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+int64_t ChooseTokensScratchBytesCpu(int64_t vocab, int num_threads) {
+  const int64_t bytes = vocab * static_cast<int64_t>(sizeof(float) + 2 * sizeof(Candidate));
+  constexpr int64_t kAlignSlack = 4 * static_cast<int64_t>(Arena::kAlign);
+  return num_threads * (bytes + kAlignSlack);
+}
+
+}  // namespace twinspark
+#endif  // HWY_ONCE
