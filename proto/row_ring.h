@@ -3,10 +3,11 @@
 // CUDA build can include it too.
 //
 // Life: the worker connects to the service's Unix socket (SOCK_SEQPACKET) and sends
-// RowAttachRequest; the service answers RowAttachReply with two sealed memfds (SCM_RIGHTS): the
-// control area (RowRingHeader, completion lines, request ring) and the row slabs. Nothing has a
-// name in a file system, so nothing is left behind when either side dies; closing the socket ends
-// the attachment. All numbers little endian. Spec: engram.md 4.1, protocol.md 7.
+// RowAttachRequest; the service answers RowAttachReply with three descriptors (SCM_RIGHTS): a
+// sealed memfd with the control area (RowRingHeader, completion lines, request ring), one with the
+// row slabs, and the doorbell, an eventfd that the client rings when the service sleeps. Nothing
+// has a name in a file system, so nothing is left behind when either side dies; closing the socket
+// ends the attachment. All numbers little endian. Spec: engram.md 4.1, protocol.md 7.
 //
 // Trust: the service treats everything a client can write as hostile (it copies a request out of
 // the ring before checking it); the client checks sizes and the epoch of what it is given.
@@ -82,22 +83,20 @@ struct RowRingHeader {
   uint64_t heartbeat; /* + 1 every 10 ms */
   uint64_t tail;      /* bytes of the ring consumed so far */
   uint32_t service_state;
-  uint32_t service_sleeping; /* futex word: 1 while the service sleeps on it */
+  uint32_t service_sleeping; /* 1: write the doorbell after moving head */
   uint8_t pad1[40];
 
   /* Client's words. */
-  uint64_t head;     /* bytes of the ring produced so far */
-  uint32_t doorbell; /* futex word, + 1 per request */
-  uint32_t client_pad;
-  uint8_t pad2[48];
+  uint64_t head; /* bytes of the ring produced so far */
+  uint8_t pad2[56];
 
   uint8_t pad3[4096 - 192 - 64 - 64];
 };
 
 /* One request; its payload follows it in the ring, in whole units, never wrapping:
      sequences x RowSequence
-     tokens x int32 ids: per sequence its history ids (oldest first), then its ids
-     ceil(tokens / 8) bytes: live mask over those ids, least significant bit first
+     num_ids x int32: per sequence its history ids (oldest first), then its ids
+     ceil(num_ids / 8) bytes: live mask over those ids, least significant bit first
    `num_ids` counts history too; rows come back for the others only. */
 struct RowRequest {
   uint64_t id;          /* chosen by the client, never repeated in an attachment */
@@ -113,7 +112,7 @@ struct RowRequest {
   uint32_t num_tokens;    /* rows wanted: ids without history */
   uint32_t slab;          /* small slabs first, then the large ones; unused by prefetch */
   uint32_t payload_bytes; /* exact; the ring advances by whole units */
-  uint8_t pad[8];
+  uint64_t submit_ns;     /* CLOCK_MONOTONIC, for the service's timings */
 };
 
 struct RowSequence {
