@@ -3,7 +3,6 @@
 // WorkerMonitor polls. Calls block at most as long as their deadline; thread-safe.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>

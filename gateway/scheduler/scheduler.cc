@@ -112,6 +112,7 @@ void Scheduler::PlanWork(int64_t now_us, StepPlan& plan, OpInFlight& op) {
 // ---- Admission ---------------------------------------------------------------------------------
 
 void Scheduler::Admit(int64_t now_us, StepPlan& plan) {
+  int64_t num_ids = 0;  // of this op: it has to fit into one message
   while (const std::optional<SequenceId> front = queue_.Front()) {
     const auto free_slot = std::find(slot_owner_.begin(), slot_owner_.end(), SequenceId{0});
     if (free_slot == slot_owner_.end()) return;
@@ -120,6 +121,8 @@ void Scheduler::Admit(int64_t now_us, StepPlan& plan) {
     // With nobody running it always fits (ResolveMaxTokens).
     const int32_t need = KvBlockManager::PagesFor(Size(sequence.ids)) + num_running();
     if (need > blocks_.num_free()) return;
+    num_ids += Size(sequence.ids);
+    if (num_ids > limits::kMaxPromptIds) return;
     queue_.Remove(sequence.id);
     Open(sequence, static_cast<int>(free_slot - slot_owner_.begin()), now_us, plan);
   }
@@ -560,6 +563,7 @@ void Scheduler::Fail(Sequence& sequence, absl::Status error) {
 void Scheduler::EndSequence(Sequence& sequence, EndReason reason) {
   SequenceEvent& event = AddEvent(sequence, SequenceEvent::Kind::kEnded);
   event.end_reason = reason;
+  event.stop_token_id = sequence.ids.back();
   event.num_prompt_ids = sequence.num_prompt_ids;
   event.num_emitted = sequence.num_emitted();
   event.num_preemptions = sequence.num_preemptions;

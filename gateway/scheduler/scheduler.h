@@ -66,6 +66,7 @@ struct SequenceEvent {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;
   EndReason end_reason = EndReason::kLength;
+  int32_t stop_token_id = 0;    // kEnded by kStopToken
   int32_t num_prompt_ids = 0;   // kEnded
   int32_t num_emitted = 0;      // kEnded
   int32_t num_preemptions = 0;  // kEnded
