@@ -38,8 +38,8 @@ const char* StepKind(const StepPlan& plan) {
 
 prometheus::Labels EngineMetrics::VllmLabels(const prometheus::Labels& labels) const {
   prometheus::Labels all = labels;
-  all["model_name"] = model_name_;
-  all["engine"] = "0";
+  all.emplace("model_name", model_name_);
+  all.emplace("engine", "0");
   return all;
 }
 
