@@ -163,42 +163,62 @@ void RotateInput(const Exl3Job& job, int64_t begin, int64_t end) {
   }
 }
 
-// z[rows][32] of one column pair, += xh times the pair's decoded columns; z in the order
-// [half][lane].
-void MultiplyPair(const Exl3Job& job,
-                  int64_t pair,
-                  float* HWY_RESTRICT panel,
-                  float* HWY_RESTRICT z) {
-  const Exl3Weights& weights = *job.weights;
-  const size_t k = static_cast<size_t>(weights.k());
-  const size_t tiles = k / 16;
-  const size_t rows = static_cast<size_t>(job.rows());
+// z[rows][128] of block `block` from the f16 copy; z in the order [pair][half][lane].
+void MultiplyHalves(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
+  const size_t k = static_cast<size_t>(job.weights->k());
   const size_t x_stride = static_cast<size_t>(job.xh_stride);
-  constexpr size_t kSubs = 16 / kPanelLanes;
-  if (weights.form() == Exl3Weights::Form::kDecodedF16) {
-    const auto* halves = reinterpret_cast<const hwy::float16_t*>(weights.PairHalves(pair));
-    for (size_t sub = 0; sub < kSubs; ++sub) {
-      float* z0 = z + sub * kPanelLanes;
-      const auto* w0 = halves + sub * kPanelLanes;
+  for (int64_t pair = 0; pair < 4; ++pair) {
+    const auto* halves =
+        reinterpret_cast<const hwy::float16_t*>(job.weights->PairHalves(4 * block + pair));
+    for (size_t sub = 0; sub < 16; sub += kPanelLanes) {
+      float* z0 = z + 32 * pair + sub;
+      const auto* w0 = halves + sub;
+      const size_t rows = static_cast<size_t>(job.rows());
       PanelGemm(job.xh, x_stride, rows, w0, w0 + 16, 32, k, z0, z0 + 16, 128);
     }
-    return;
   }
+}
+
+// The same from the trellis, for one or two rows: decoded values never leave the registers.
+void MultiplyFewRows(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
+  const Exl3Weights& weights = *job.weights;
   const TileKernels kernels = KernelsOf(weights.codebook(), weights.bits());
-  const uint32_t* words = weights.PairWords(pair);
-  const size_t tile_words = static_cast<size_t>(weights.bits()) * 16;
-  const auto multiply = rows == 1 ? kernels.multiply1 : rows == 2 ? kernels.multiply2 : nullptr;
-  for (size_t sub = 0; sub < kSubs; ++sub) {
-    float* z0 = z + sub * kPanelLanes;
-    if (multiply != nullptr) {
+  const auto multiply = job.rows() == 1 ? kernels.multiply1 : kernels.multiply2;
+  const size_t tiles = static_cast<size_t>(weights.k()) / 16;
+  const size_t x_stride = static_cast<size_t>(job.xh_stride);
+  for (int64_t pair = 0; pair < 4; ++pair) {
+    const uint32_t* words = weights.PairWords(4 * block + pair);
+    for (size_t sub = 0; sub < 16 / kPanelLanes; ++sub) {
+      float* z0 = z + 32 * pair + sub * kPanelLanes;
       multiply(words, sub, tiles, job.xh, x_stride, z0, z0 + 16, 128);
-      continue;
     }
-    for (size_t t = 0; t < tiles; t += kExl3PanelTiles) {
-      const size_t now = std::min<size_t>(kExl3PanelTiles, tiles - t);
-      kernels.decode(words + t * tile_words, sub, now, panel);
-      PanelGemm(job.xh + t * 16, x_stride, rows, panel, panel + kPanelLanes, 2 * kPanelLanes,
-                now * 16, z0, z0 + 16, 128);
+  }
+}
+
+// The same for any number of rows: a panel of some tiles is decoded once and used by all rows; the
+// columns run inside the tiles, so that a slice of xh is used by all columns while it is near.
+void MultiplyPanels(const Exl3Job& job,
+                    int64_t block,
+                    float* HWY_RESTRICT panel,
+                    float* HWY_RESTRICT z) {
+  const Exl3Weights& weights = *job.weights;
+  const TileKernels kernels = KernelsOf(weights.codebook(), weights.bits());
+  const size_t tiles = static_cast<size_t>(weights.k()) / 16;
+  const size_t tile_words = static_cast<size_t>(weights.bits()) * 16;
+  const size_t rows = static_cast<size_t>(job.rows());
+  const size_t x_stride = static_cast<size_t>(job.xh_stride);
+  for (size_t t = 0; t < tiles; t += kExl3PanelTiles) {
+    const size_t now = std::min<size_t>(kExl3PanelTiles, tiles - t);
+    for (int64_t pair = 0; pair < 4; ++pair) {
+      const uint32_t* words = weights.PairWords(4 * block + pair) + t * tile_words;
+      for (size_t sub = 0; sub < 16 / kPanelLanes; ++sub) {
+        kernels.decode(words, sub, now, panel);
+        float* z0 = z + 32 * pair + sub * kPanelLanes;
+        const float* w0 = panel;
+        constexpr size_t kStride = 2 * kPanelLanes;
+        PanelGemm(job.xh + t * 16, x_stride, rows, w0, w0 + kPanelLanes, kStride, now * 16, z0,
+                  z0 + 16, 128);
+      }
     }
   }
 }
@@ -244,8 +264,13 @@ void MultiplyBlock(const Exl3Job& job, int64_t block, float* HWY_RESTRICT scratc
   float* HWY_RESTRICT panel = scratch;
   float* HWY_RESTRICT z = scratch + kExl3PanelFloats;
   std::fill(z, z + job.rows() * 128, 0.0f);
-  for (int64_t pair = 0; pair < 4; ++pair)
-    MultiplyPair(job, 4 * block + pair, panel, z + pair * 32);
+  if (job.weights->form() == Exl3Weights::Form::kDecodedF16) {
+    MultiplyHalves(job, block, z);
+  } else if (job.rows() <= 2 && job.weights->codebook() == Exl3Codebook::kMul1) {
+    MultiplyFewRows(job, block, z);
+  } else {
+    MultiplyPanels(job, block, panel, z);
+  }
   for (int64_t row = 0; row < job.rows(); ++row)
     StoreOutput(job, row, block, z + row * 128);
 }

@@ -1,0 +1,114 @@
+// Speed of the EXL3 linear: decoded weights per second (k * n / time, whatever m), both Hadamard
+// transforms included, and the share of its bound. The bound is the larger of two times on one core
+// times the threads: the bytes of the matrix at streaming speed, and the vector operations:
+// kDecodeOps simple ones per vector of weights and one multiply-add per row. See README.md.
+#include "kernels/exl3/exl3_linear.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "kernels/simd_target.h"
+#include "kernels/testing/bench_util.h"
+#include "kernels/testing/machine_rates.h"
+#include "kernels/testing/random_tensor.h"
+
+namespace twinspark {
+namespace {
+
+// Vector operations to decode one vector of mul1 weights (README.md counts them).
+constexpr double kDecodeOps = 13.0;
+
+Exl3Weights RandomMatrix(int64_t k, int64_t n, int bits, Exl3Weights::Form form) {
+  RandomTensor random(1);
+  std::vector<uint16_t> trellis(static_cast<size_t>(k * n * bits / 16));
+  for (uint16_t& word : trellis)
+    word = static_cast<uint16_t>(random.Bits());
+  std::vector<F16> suh(static_cast<size_t>(k), ToF16(0.02f));
+  std::vector<F16> svh(static_cast<size_t>(n), ToF16(-1.0f));
+  Exl3Source source;
+  source.k = k;
+  source.n = n;
+  source.bits = bits;
+  source.trellis = trellis.data();
+  source.suh = suh.data();
+  source.svh = svh.data();
+  absl::StatusOr<Exl3Weights> w = Exl3Weights::Prepare(source, form);
+  CHECK(w.ok()) << w.status().ToString();
+  return *std::move(w);
+}
+
+struct Case {
+  int64_t k, n;
+  int bits;
+  int64_t m;
+  Exl3Weights::Form form = Exl3Weights::Form::kTrellis;
+};
+
+void RunCase(const BenchFlags& flags, const Case& c) {
+  const Exl3Weights w = RandomMatrix(c.k, c.n, c.bits, c.form);
+  const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : w.bytes());
+  std::vector<float> x = RandomTensor(2).NormalF32(c.m * c.k);
+  std::vector<float> y(static_cast<size_t>(c.m * c.n));
+  ThreadPool pool(flags.threads);
+  const Exl3ScratchShape shape = {c.m, c.k};
+  Arena arena(Exl3LinearScratchBytes({&shape, 1}, flags.threads));
+  Launch launch;
+  launch.pool = &pool;
+  launch.arena = &arena;
+  const Exl3LinearParams params = {&w, MakeView(x.data(), c.m, c.k), MakeView(y.data(), c.m, c.n),
+                                   Exl3Rounding::kNone};
+  const ThreadPool::Step step(pool);
+  const double seconds = MedianSeconds(flags, [&] { Exl3LinearCpu(params, launch); });
+  const double weights = static_cast<double>(c.k * c.n);
+  const bool decoded = c.form == Exl3Weights::Form::kDecodedF16;
+  const double ops = (decoded ? 0.0 : kDecodeOps * weights / rates.simple_lanes_per_s) +
+                     static_cast<double>(c.m) * weights / rates.fma_lanes_per_s;
+  const double bytes = static_cast<double>(w.bytes()) / rates.read_bytes_per_s;
+  const double bound = std::max(ops, bytes) / flags.threads;
+  const std::string name =
+      "exl3_linear " + (decoded ? std::string("f16 copy") : "K=" + std::to_string(c.bits)) + " " +
+      std::to_string(c.k) + "x" + std::to_string(c.n) + " m=" + std::to_string(c.m);
+  PrintBenchLine(flags, name, seconds,
+                 {{"Gweights/s", weights / seconds * 1e-9},
+                  {"GB/s", static_cast<double>(w.bytes()) / seconds * 1e-9},
+                  {"GFMA/s", weights * static_cast<double>(c.m) / seconds * 1e-9}},
+                 bound / seconds);
+}
+
+}  // namespace
+}  // namespace twinspark
+
+int main(int argc, char** argv) {
+  using twinspark::Case;
+  using Form = twinspark::Exl3Weights::Form;
+  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
+  const absl::Status pinned = twinspark::PinSimdTarget(flags.target);
+  if (!pinned.ok()) {
+    std::fprintf(stderr, "%s\n", pinned.ToString().c_str());
+    return 2;
+  }
+  if (flags.smoke) {
+    twinspark::RunCase(flags, {128, 128, 3, 1});
+    twinspark::RunCase(flags, {128, 128, 3, 7});
+    return 0;
+  }
+  const twinspark::MachineRates rates = twinspark::MeasureMachineRates(1 << 20);
+  std::fprintf(
+      stderr,
+      "%s, %d threads; one core: %.1f G FMA lanes/s, %.1f G simple lanes/s, %.1f GB/s (1 MiB)\n",
+      twinspark::SimdTarget().c_str(), flags.threads, rates.fma_lanes_per_s * 1e-9,
+      rates.simple_lanes_per_s * 1e-9, rates.read_bytes_per_s * 1e-9);
+  for (int64_t m : {1, 2, 3, 4, 6, 16, 64, 192})
+    twinspark::RunCase(flags, {2048, 2048, 3, m});
+  for (int bits : {1, 2, 4, 5, 6, 8})
+    twinspark::RunCase(flags, {2048, 2048, bits, 1});
+  for (int64_t m : {1, 6})
+    twinspark::RunCase(flags, {256, 256, 4, m});
+  for (int64_t m : {1, 6, 64})
+    twinspark::RunCase(flags, {2048, 2048, 3, m, Form::kDecodedF16});
+  return 0;
+}

@@ -1,0 +1,18 @@
+// What this processor can do at most, measured where a bench runs, so that "share of the bound"
+// means the same on every machine: one core's rates with the SIMD target in use.
+#pragma once
+
+#include <cstddef>
+
+namespace twinspark {
+
+struct MachineRates {
+  double fma_lanes_per_s = 0;     // f32 multiply-adds, all operands in registers
+  double simple_lanes_per_s = 0;  // f32 / i32 additions and logic, all operands in registers
+  double read_bytes_per_s = 0;    // streaming reads of a buffer of the given size
+};
+
+// Takes some 50 ms. `working_set_bytes`: of the data that the op streams.
+MachineRates MeasureMachineRates(size_t working_set_bytes);
+
+}  // namespace twinspark
