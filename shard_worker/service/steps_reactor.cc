@@ -2,6 +2,8 @@
 #include "shard_worker/service/steps_reactor.h"
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -17,6 +19,9 @@ namespace {
 
 // Results of the ops in flight and heartbeats; more means that the gateway does not read.
 constexpr size_t kMaxQueuedMessages = 64;
+
+// For the results and the reason of an end to leave.
+constexpr std::chrono::milliseconds kLastWordsLimit{500};
 
 class StepsReactor final
     : public grpc::ServerBidiReactor<proto::GatewayMessage, proto::WorkerMessage>,
@@ -55,17 +60,14 @@ class StepsReactor final
 
   void OnWriteDone(bool ok) override {
     if (!ok) EndEpoch("the stream to the gateway broke while writing");
-    std::unique_lock<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     outgoing_.pop_front();
     if (!ok) outgoing_.clear();
-    if (!outgoing_.empty()) {
+    if (outgoing_.empty()) {
+      drained_.notify_all();
+    } else {
       StartWrite(&outgoing_.front());
-      return;
     }
-    if (!finish_wanted_) return;
-    const grpc::Status status = finish_status_;
-    lock.unlock();
-    ServerBidiReactor::Finish(status);  // `this` may be gone from here on
   }
 
   void OnCancel() override {
@@ -90,20 +92,16 @@ class StepsReactor final
   }
 
   void Finish(const absl::Status& reason) override {
-    bool stuck = false;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      finish_wanted_ = true;
-      finish_status_ = ToGrpcStatus(reason);
-      stuck = !outgoing_.empty();
+      std::unique_lock<std::mutex> lock(mutex_);
+      const auto drained = [this] { return outgoing_.empty(); };
+      if (!drained_.wait_for(lock, kLastWordsLimit, drained)) {
+        // A gateway that does not read keeps the write in flight for ever: break it off.
+        context_->TryCancel();
+        drained_.wait(lock, drained);
+      }
     }
-    if (!stuck) {
-      ServerBidiReactor::Finish(ToGrpcStatus(reason));  // `this` may be gone from here on
-      return;
-    }
-    // OnWriteDone finishes. To a gateway that does not read, the write would stay in flight for
-    // ever.
-    if (absl::IsUnavailable(reason)) context_->TryCancel();
+    ServerBidiReactor::Finish(ToGrpcStatus(reason));  // `this` may be gone from here on
   }
 
  private:
@@ -174,8 +172,7 @@ class StepsReactor final
 
   std::mutex mutex_;
   std::deque<proto::WorkerMessage> outgoing_;  // front: being written
-  bool finish_wanted_ = false;
-  grpc::Status finish_status_;
+  std::condition_variable drained_;            // outgoing_ became empty
 };
 
 }  // namespace
