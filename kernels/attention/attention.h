@@ -44,11 +44,11 @@ struct AttentionParams {
 
   CacheRows ring;  // cols = head_dim; all slots of this layer
   int64_t ring_slots = 0;
-  CacheRows step_rows;  // cols = head_dim; data may be null when no row uses it
+  CacheRows step_rows = {};  // cols = head_dim; data may be null when no row uses it
 
-  CacheRows compressed;  // cols = head_dim; data null in layers without compressed rows
+  CacheRows compressed = {};  // cols = head_dim; data null in layers without compressed rows
   int rows_per_page = 0;
-  ConstTensorView selected;               // [num_rows, max_selected], kI32, group indices; or null
+  ConstTensorView selected = {};          // [num_rows, max_selected], kI32, group indices; or null
   const int32_t* num_selected = nullptr;  // [num_rows]
 
   TensorView out;  // [num_rows, num_heads * head_dim], kF32 or kBf16

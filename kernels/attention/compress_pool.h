@@ -15,7 +15,7 @@ namespace twinspark {
 
 struct CompressPoolParams {
   ConstTensorView kv_score;  // [num_step_rows, 2 * n], kF32: values, then gate scores
-  CacheRows carry;           // kF32, cols = 2 * n
+  CacheRows carry = {};      // kF32, cols = 2 * n
   int ratio = 0;
   // [num_groups * ratio], tokens of each group in order: i >= 0 is row i of kv_score, i < 0 is row
   // -1 - i of carry.

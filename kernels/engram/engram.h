@@ -27,7 +27,7 @@ struct EngramGateParams {
   float eps = 0;
   const uint8_t* image_mask = nullptr;  // [num_rows]; may be null
   TensorView out;                       // [num_rows, C * d]; may be streams itself
-  TensorView gate;                      // [num_rows, C], kF32; null data: not wanted
+  TensorView gate = {};                 // [num_rows, C], kF32; null data: not wanted
 };
 
 void EngramDequantizeCpu(const EngramDequantizeParams& params, const Launch& launch);

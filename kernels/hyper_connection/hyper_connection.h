@@ -17,8 +17,8 @@ struct CollapseNormParams {
   ConstTensorView pre;      // [num_rows, num_streams], kF32
   ConstTensorView weight;   // [1, d], kF32
   float eps = 0;
-  TensorView out;        // [num_rows, d], kF32 or kBf16
-  TensorView collapsed;  // [num_rows, d] in the dtype of streams, or null data
+  TensorView out;             // [num_rows, d], kF32 or kBf16
+  TensorView collapsed = {};  // [num_rows, d] in the dtype of streams, or null data
 };
 
 // The three mixes of a sublayer from the streams that enter it: m = (fn . v) * rsqrt(mean(v^2) +

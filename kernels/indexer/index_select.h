@@ -45,10 +45,11 @@ struct IndexSelectParams {
   TensorView selected;              // [num_rows, >= top_k], kI32
   int32_t* num_selected = nullptr;  // [num_rows]
   // Written by kProduce, read by kConsume, unused otherwise.
-  TensorView candidates;              // [num_rows, >= candidate_top], kI32 block indices
+  TensorView candidates = {};         // [num_rows, >= candidate_top], kI32 block indices
   int32_t* num_candidates = nullptr;  // [num_rows]
 
-  TensorView scores;  // [num_rows, max num_visible], kF32, -inf where masked; null data: not wanted
+  TensorView scores =
+      {};  // [num_rows, max num_visible], kF32, -inf where masked; null data: not wanted
 };
 
 void IndexSelectCpu(const IndexSelectParams& params, const Launch& launch);

@@ -20,8 +20,8 @@ struct RouterParams {
   int num_chosen = 0;
   float scaling_factor = 1;
   TensorView ids;  // [num_rows, num_chosen], kI32: best biased score first, ties to the lower id
-  TensorView weights;  // [num_rows, num_chosen], kF32, in the order of ids
-  TensorView scores;   // [num_rows, num_experts], kF32: unbiased s; null data: not wanted
+  TensorView weights;      // [num_rows, num_chosen], kF32, in the order of ids
+  TensorView scores = {};  // [num_rows, num_experts], kF32: unbiased s; null data: not wanted
 };
 
 void RouterCpu(const RouterParams& params, const Launch& launch);

@@ -9,9 +9,9 @@
 namespace twinspark {
 
 struct AddParams {
-  ConstTensorView a;  // [num_rows, n], kF32 or kBf16
-  ConstTensorView b;  // same shape, or null data: out = round(a)
-  TensorView out;     // [num_rows, n], kF32 or kBf16; may be a or b
+  ConstTensorView a;       // [num_rows, n], kF32 or kBf16
+  ConstTensorView b = {};  // same shape, or null data: out = round(a)
+  TensorView out;          // [num_rows, n], kF32 or kBf16; may be a or b
 };
 
 void AddCpu(const AddParams& params, const Launch& launch);

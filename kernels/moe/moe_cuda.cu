@@ -1,0 +1,464 @@
+// Launches of the mixture of experts. Few rows: gate/up kernel (blocks sort the ids and rotate x
+// themselves; the last block of an expert's 128 columns applies the activation), down kernel (the
+// last block of 128 columns adds the experts). Chunks: sort, rotate, gate/up, down, add.
+#include "kernels/moe/moe_cuda.h"
+
+#include <algorithm>
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/launch_cuda.cuh"
+#include "kernels/device/ptx.cuh"
+#include "kernels/exl3/exl3_gemm_cuda.cuh"
+#include "kernels/exl3/exl3_gemm_plan_cuda.h"
+#include "kernels/exl3/exl3_linear_cuda.h"
+
+namespace twinspark {
+namespace {
+
+using namespace exl3;  // NOLINT(google-build-using-namespace): one op, two files
+
+constexpr int kSortThreads = 1024;
+constexpr int kMaxExperts = 1024;
+constexpr int kWarpsPerBlock = 8;
+
+// Where a sorted position lives.
+struct Place {
+  int32_t expert;
+  int32_t group_row;  // 8 * group + row in group
+};
+
+// Scratch of a chunk, behind the counters.
+struct ChunkLayout {
+  int64_t groups;       // capacity
+  int64_t max_entries;
+  size_t entries, order, place, num_entries, xh, xh_down, partial, bytes;
+};
+
+size_t RoundUp(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
+ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
+  ChunkLayout l{};
+  const int64_t slots = static_cast<int64_t>(rows) * p.num_chosen;
+  const int64_t hit = std::min<int64_t>(slots, p.num_experts);
+  l.groups = slots / kGroupRows + hit;
+  l.max_entries = l.groups / kMaxTileGroups + hit + 1;
+  size_t at = kCudaCounterBytes;
+  auto take = [&](size_t bytes) {
+    const size_t offset = at;
+    at += RoundUp(bytes);
+    return offset;
+  };
+  l.entries = take(static_cast<size_t>(l.max_entries) * sizeof(MoeEntry));
+  l.order = take(static_cast<size_t>(slots) * sizeof(int32_t));
+  l.place = take(static_cast<size_t>(slots) * sizeof(Place));
+  l.num_entries = take(sizeof(int32_t));
+  // xh of gate and up; the outputs of the down product take its place.
+  l.xh = take(std::max(static_cast<size_t>(2 * l.groups * (p.d / kPairK)) * kPairBytes,
+                       static_cast<size_t>(slots) * p.d * sizeof(float)));
+  l.xh_down = take(static_cast<size_t>(l.groups * (p.inner / kPairK)) * kPairBytes);
+  l.partial = take(static_cast<size_t>(slots) * 2 * p.inner * sizeof(float));
+  l.bytes = at;
+  return l;
+}
+
+// One block: counts slots per expert, cuts every expert's rows into entries of at most 12 groups and
+// writes the sorted order. Which position a slot gets inside its expert may vary; results do not.
+__global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids,
+                                                              int num_slots,
+                                                              int num_experts,
+                                                              MoeEntry* entries,
+                                                              int32_t* order,
+                                                              Place* place,
+                                                              int32_t* num_entries) {
+  __shared__ int32_t count[kMaxExperts];
+  __shared__ int32_t first[kMaxExperts];
+  __shared__ int32_t group[kMaxExperts];
+  __shared__ int32_t warp_sums[32][3];
+  device::WaitForPrevious();
+  device::LaunchNext();
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid & 31, warp = tid / 32;
+  count[tid] = 0;
+  __syncthreads();
+  for (int i = tid; i < num_slots; i += kSortThreads) atomicAdd(&count[ids[i]], 1);
+  __syncthreads();
+  // Exclusive sums over experts of slots, groups and entries; thread = expert.
+  const int rows = tid < num_experts ? count[tid] : 0;
+  const int groups = (rows + kGroupRows - 1) / kGroupRows;
+  const int tiles = (groups + kMaxTileGroups - 1) / kMaxTileGroups;
+  int v[3] = {rows, groups, tiles};
+  int inclusive[3];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    int sum = v[k];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, step);
+      if (lane >= step) sum += other;
+    }
+    inclusive[k] = sum;
+    if (lane == 31) warp_sums[warp][k] = sum;
+  }
+  __syncthreads();
+  if (warp == 0) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      int sum = warp_sums[lane][k];
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
+      }
+      warp_sums[lane][k] = sum;
+    }
+  }
+  __syncthreads();
+  int before[3];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    before[k] = inclusive[k] - v[k] + (warp > 0 ? warp_sums[warp - 1][k] : 0);
+  }
+  first[tid] = before[0];
+  group[tid] = before[1];
+  if (tid == kSortThreads - 1) *num_entries = before[2] + tiles;
+  for (int t = 0; t < tiles; ++t) {  // even tiles: no entry is much smaller than its neighbours
+    const int begin = groups * t / tiles, end = groups * (t + 1) / tiles;
+    entries[before[2] + t] = MoeEntry{tid,
+                                      before[0] + begin * kGroupRows,
+                                      min(rows, end * kGroupRows) - begin * kGroupRows,
+                                      before[1] + begin};
+  }
+  count[tid] = 0;
+  __syncthreads();
+  for (int i = tid; i < num_slots; i += kSortThreads) {
+    const int expert = ids[i];
+    const int rank = atomicAdd(&count[expert], 1);
+    const int position = first[expert] + rank;
+    order[position] = i;
+    place[position] = Place{expert, group[expert] * kGroupRows + rank};
+  }
+}
+
+// xh for gate and up: one block per sorted position and matrix, a warp per 128 channels.
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    MoeRotateKernel(const __grid_constant__ GemmArgs args, const Place* places, uint32_t* xh) {
+  device::WaitForPrevious();
+  device::LaunchNext();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int position = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
+  const Place place = places[position];
+  const int row = args.order[position] / args.num_chosen;
+  const MoeExpert& e = args.experts[place.expert];
+  const void* suh = which == 0 ? e.gate_suh : e.up_suh;
+  const GemmMatrix& input = args.matrices[0];
+  const char* x = RowPointer(input.x, args.x_type, input.x_stride, row);
+  const int64_t group = which * args.group_capacity + place.group_row / kGroupRows;
+  uint32_t* out = xh + group * args.pairs * 128 + FragmentWord(lane, place.group_row % kGroupRows);
+  for (int block = static_cast<int>(threadIdx.x / 32); block < args.pairs / 4;
+       block += kWarpsPerBlock) {
+    const int col = block * kBlockN + 4 * lane;
+    const uint2 words =
+        RotateInput(LoadRow4(x, args.x_type, col, input.x_cols), LoadHalf4(suh, col), lane, false);
+    uint32_t* to = out + (block * 4 + lane / 8) * 128;
+    to[0] = words.x;
+    to[4] = words.y;
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    MoeCombineKernel(const __grid_constant__ GemmArgs args) {
+  device::WaitForPrevious();
+  device::LaunchNext();
+  const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
+  const int row = static_cast<int>(job / args.num_blocks);
+  if (row >= args.rows) return;
+  CombineRow(args,
+             args.matrices[0],
+             static_cast<int>(job % args.num_blocks),
+             row,
+             static_cast<int>(threadIdx.x & 31));
+}
+
+CudaStatus Validate(const MoeCudaParams& p) {
+  if (p.rows < 1 || p.rows > kMaxMoeRows) {
+    return CudaError(-1, "moe: %d rows, not 1..%d", p.rows, kMaxMoeRows);
+  }
+  if (p.d <= 0 || p.d % kBlockN != 0 || p.inner <= 0 || p.inner % kBlockN != 0) {
+    return CudaError(-1, "moe: d = %d, inner = %d, want multiples of 128", p.d, p.inner);
+  }
+  if (p.num_experts < 1 || p.num_experts > kMaxExperts) {
+    return CudaError(-1, "moe: %d experts, not 1..%d", p.num_experts, kMaxExperts);
+  }
+  if (p.num_chosen < 1 || p.num_chosen > 8 || p.num_chosen > p.num_experts) {
+    return CudaError(-1, "moe: %d experts a row of %d, not 1..8", p.num_chosen, p.num_experts);
+  }
+  if (p.gate_up_bits < 1 || p.gate_up_bits > 8 || p.down_bits < 1 || p.down_bits > 8 ||
+      p.codebook < 0 || p.codebook > 2) {
+    return CudaError(-1, "moe: K = %d and %d (1..8), codebook %d (0..2)", p.gate_up_bits,
+                     p.down_bits, p.codebook);
+  }
+  if (p.experts == nullptr || p.ids == nullptr || p.weights == nullptr || p.x == nullptr ||
+      p.out == nullptr) {
+    return CudaError(-1, "moe: null pointer");
+  }
+  if (p.x_stride < p.d || p.x_stride % 4 != 0 || p.out_stride < p.d || p.out_stride % 4 != 0 ||
+      (p.shared_out != nullptr && (p.shared_stride < p.d || p.shared_stride % 4 != 0))) {
+    return CudaError(-1, "moe: strides %lld, %lld, %lld, want multiples of 4 from d = %d on",
+                     static_cast<long long>(p.x_stride), static_cast<long long>(p.out_stride),
+                     static_cast<long long>(p.shared_stride), p.d);
+  }
+  return {};
+}
+
+// The cuts of the two products: parts of the result, so functions of the shape only.
+int GateUpSegments(const MoeCudaParams& p) {
+  return Exl3Segments(p.d, 2 * p.num_chosen * (p.inner / kBlockN));
+}
+int DownSegments(const MoeCudaParams& p) {
+  return std::max(1, p.inner / kPairK / 80);
+}
+
+GemmArgs CommonArgs(const MoeCudaParams& p) {
+  GemmArgs args{};
+  args.rows = p.rows;
+  args.x_type = p.x_type;
+  args.y_type = p.out_type;
+  args.num_matrices = 1;
+  GemmMatrix& io = args.matrices[0];
+  io.x = p.x;
+  io.x_stride = p.x_stride;
+  io.x_cols = p.d;
+  io.y = p.out;
+  io.y_stride = p.out_stride;
+  io.y_cols = p.d;
+  args.experts = p.experts;
+  args.num_chosen = p.num_chosen;
+  args.ids = p.ids;
+  args.weights = p.weights;
+  args.limit = p.limit;
+  args.round_gate_up = p.round_gate_up;
+  args.round_activation = p.round_activation;
+  args.down_pairs = p.inner / kPairK;
+  args.shared_out = p.shared_out;
+  args.shared_stride = p.shared_stride;
+  return args;
+}
+
+void MakeGateUp(const MoeCudaParams& p, GemmArgs* args) {
+  args->kind = GemmKind::kGateUp;
+  args->pairs = p.d / kPairK;
+  args->num_segments = GateUpSegments(p);
+  args->num_blocks = p.inner / kBlockN;
+}
+void MakeDown(const MoeCudaParams& p, GemmArgs* args) {
+  args->kind = GemmKind::kDown;
+  args->pairs = p.inner / kPairK;
+  args->num_segments = DownSegments(p);
+  args->num_blocks = p.d / kBlockN;
+  args->whole = 1;
+  args->resident = 0;
+}
+
+CudaStatus LaunchProduct(const MoeCudaParams& p,
+                         const CudaDevice& device,
+                         int bits,
+                         int groups,
+                         int64_t max_tasks,
+                         GemmArgs args,
+                         void* stream) {
+  const int kernel_groups = p.codebook == 2 ? RoundGroups(groups) : kMaxTileGroups;
+  const int longest =
+      args.whole ? args.pairs : (args.pairs + args.num_segments - 1) / args.num_segments;
+  size_t shared_bytes = 0;
+  if (CudaStatus status = LayOutShared(
+          device, bits, kernel_groups, longest, args.small != 0, &args, &shared_bytes);
+      !status.ok()) {
+    return status;
+  }
+  const int64_t grid = std::min<int64_t>(
+      max_tasks, static_cast<int64_t>(BlocksPerSm(device, shared_bytes)) * device.num_sms);
+  const auto error = static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups)(
+      args, static_cast<int>(grid), shared_bytes, stream));
+  if (error != cudaSuccess) {
+    return CudaError(error, "moe product K = %d: %s", bits, cudaGetErrorString(error));
+  }
+  return {};
+}
+
+// Scratch of few rows, behind the counters.
+struct SmallLayout {
+  size_t xh_down, partial, slot_out, bytes;
+};
+
+SmallLayout LayOutSmall(const MoeCudaParams& p, int rows) {
+  SmallLayout l{};
+  const size_t slots = static_cast<size_t>(rows) * p.num_chosen;
+  size_t at = kCudaCounterBytes;
+  l.xh_down = at;
+  at += RoundUp(slots * (p.inner / kPairK) * kPairBytes);
+  l.partial = at;
+  at += RoundUp(slots * 2 * p.inner * GateUpSegments(p) * sizeof(float));
+  l.slot_out = at;
+  at += RoundUp(slots * p.d * sizeof(float));
+  l.bytes = at;
+  return l;
+}
+
+bool IsSmall(const MoeCudaParams& p, int rows) {
+  return rows <= kMaxMoeSmallRows && rows * p.num_chosen <= kMaxSmallSlots;
+}
+
+CudaStatus RunSmall(const MoeCudaParams& p,
+                    const CudaDevice& device,
+                    const CudaWorkspace& workspace,
+                    void* stream) {
+  const SmallLayout l = LayOutSmall(p, p.rows);
+  char* scratch = static_cast<char*>(workspace.data);
+  const int64_t hit = std::min<int64_t>(p.num_experts, static_cast<int64_t>(p.rows) * p.num_chosen);
+  const int groups = (p.rows + kGroupRows - 1) / kGroupRows;
+  if (static_cast<size_t>(hit * (p.inner / kBlockN)) * sizeof(uint32_t) > kCudaCounterBytes ||
+      static_cast<size_t>(p.d / kBlockN) * sizeof(uint32_t) > kCudaCounterBytes) {
+    return CudaError(-1, "moe: %lld experts of %d columns need more counters than there are",
+                     static_cast<long long>(hit), p.inner);
+  }
+  GemmArgs args = CommonArgs(p);
+  args.small = 1;
+  args.counters = reinterpret_cast<uint32_t*>(scratch);
+  args.xh_down = scratch + l.xh_down;
+  args.partial = reinterpret_cast<float*>(scratch + l.partial);
+  args.slot_out = reinterpret_cast<float*>(scratch + l.slot_out);
+  args.group_capacity = 0;
+
+  GemmArgs gate_up = args;
+  MakeGateUp(p, &gate_up);
+  gate_up.whole = gate_up.num_segments == 1;
+  gate_up.resident = 1;
+  if (CudaStatus status = LaunchProduct(p,
+                                        device,
+                                        p.gate_up_bits,
+                                        groups,
+                                        hit * gate_up.num_blocks * 2 * gate_up.num_segments,
+                                        gate_up,
+                                        stream);
+      !status.ok()) {
+    return status;
+  }
+  GemmArgs down = args;
+  MakeDown(p, &down);
+  down.xh = args.xh_down;
+  return LaunchProduct(p, device, p.down_bits, groups, hit * down.num_blocks, down, stream);
+}
+
+CudaStatus RunChunk(const MoeCudaParams& p,
+                    const CudaDevice& device,
+                    const CudaWorkspace& workspace,
+                    void* stream) {
+  const ChunkLayout l = LayOutChunk(p, p.rows);
+  char* scratch = static_cast<char*>(workspace.data);
+  const int slots = p.rows * p.num_chosen;
+  if (static_cast<size_t>(l.max_entries * (p.inner / kBlockN)) * sizeof(uint32_t) > kCudaCounterBytes) {
+    return CudaError(-1, "moe: chunk of %d rows needs more counters than there are", p.rows);
+  }
+  GemmArgs args = CommonArgs(p);
+  args.counters = reinterpret_cast<uint32_t*>(scratch);
+  args.entries = reinterpret_cast<const MoeEntry*>(scratch + l.entries);
+  args.order = reinterpret_cast<const int32_t*>(scratch + l.order);
+  args.num_entries = reinterpret_cast<const int32_t*>(scratch + l.num_entries);
+  args.xh_down = scratch + l.xh_down;
+  args.partial = reinterpret_cast<float*>(scratch + l.partial);
+  args.slot_out = reinterpret_cast<float*>(scratch + l.xh);
+  args.group_capacity = l.groups;
+  args.whole = 1;
+
+  cudaError_t error = LaunchDependent(&MoeSortKernel,
+                                      1,
+                                      kSortThreads,
+                                      0,
+                                      stream,
+                                      p.ids,
+                                      slots,
+                                      p.num_experts,
+                                      reinterpret_cast<MoeEntry*>(scratch + l.entries),
+                                      reinterpret_cast<int32_t*>(scratch + l.order),
+                                      reinterpret_cast<Place*>(scratch + l.place),
+                                      reinterpret_cast<int32_t*>(scratch + l.num_entries));
+  if (error != cudaSuccess) return CudaError(error, "moe sort: %s", cudaGetErrorString(error));
+
+  GemmArgs gate_up = args;
+  MakeGateUp(p, &gate_up);
+  gate_up.xh = scratch + l.xh;
+  error = LaunchDependent(&MoeRotateKernel,
+                          static_cast<int64_t>(slots) * 2,
+                          32 * kWarpsPerBlock,
+                          0,
+                          stream,
+                          gate_up,
+                          reinterpret_cast<const Place*>(scratch + l.place),
+                          reinterpret_cast<uint32_t*>(scratch + l.xh));
+  if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
+  const int groups = std::min(kMaxTileGroups, (p.rows + kGroupRows - 1) / kGroupRows);
+  const int64_t everywhere = int64_t{1} << 30;
+  if (CudaStatus status =
+          LaunchProduct(p, device, p.gate_up_bits, groups, everywhere, gate_up, stream);
+      !status.ok()) {
+    return status;
+  }
+  GemmArgs down = args;
+  MakeDown(p, &down);
+  down.xh = args.xh_down;
+  down.group_capacity = 0;
+  if (CudaStatus status = LaunchProduct(p, device, p.down_bits, groups, everywhere, down, stream);
+      !status.ok()) {
+    return status;
+  }
+  const int64_t warps = static_cast<int64_t>(p.rows) * down.num_blocks;
+  error = LaunchDependent(&MoeCombineKernel,
+                          (warps + kWarpsPerBlock - 1) / kWarpsPerBlock,
+                          32 * kWarpsPerBlock,
+                          0,
+                          stream,
+                          down);
+  if (error != cudaSuccess) return CudaError(error, "moe combine: %s", cudaGetErrorString(error));
+  return {};
+}
+
+}  // namespace
+
+size_t MoeCudaWorkspaceBytes(const MoeCudaParams& params, int rows) {
+  size_t bytes = LayOutSmall(params, std::min(rows, kMaxMoeSmallRows)).bytes;
+  if (!IsSmall(params, rows)) bytes = std::max(bytes, LayOutChunk(params, rows).bytes);
+  return bytes;
+}
+
+CudaStatus MoeCuda(const MoeCudaParams& params,
+                   const CudaDevice& device,
+                   const CudaWorkspace& workspace,
+                   void* stream) {
+  if (CudaStatus status = Validate(params); !status.ok()) return status;
+  int slice = params.rows;
+  while (slice > 1 && workspace.bytes < MoeCudaWorkspaceBytes(params, slice)) slice = (slice + 1) / 2;
+  if (workspace.bytes < MoeCudaWorkspaceBytes(params, slice)) {
+    return CudaError(-2, "moe: workspace has %zu bytes, one row needs %zu", workspace.bytes,
+                     MoeCudaWorkspaceBytes(params, 1));
+  }
+  for (int begin = 0; begin < params.rows; begin += slice) {
+    MoeCudaParams p = params;
+    p.rows = std::min(slice, params.rows - begin);
+    p.ids += static_cast<int64_t>(begin) * params.num_chosen;
+    p.weights += static_cast<int64_t>(begin) * params.num_chosen;
+    p.x = static_cast<const char*>(params.x) +
+          begin * params.x_stride * (params.x_type == kTypeF32 ? 4 : 2);
+    p.out = static_cast<char*>(params.out) +
+            begin * params.out_stride * (params.out_type == kTypeF32 ? 4 : 2);
+    if (params.shared_out != nullptr) p.shared_out += begin * params.shared_stride;
+    const CudaStatus status = IsSmall(p, p.rows) ? RunSmall(p, device, workspace, stream)
+                                                 : RunChunk(p, device, workspace, stream);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace twinspark
