@@ -117,6 +117,7 @@ absl::Status Forward::Run(std::span<Segment> segments, RowClass row_class) {
   OverwriteEmbeddings(segments);
   for (int layer = 0; layer < c_.num_layers; ++layer) {
     const LayerTopology& topology = c_.layers[static_cast<size_t>(layer)];
+    if (layer_hook_) RETURN_IF_ERROR(layer_hook_(layer));
     if (topology.engram_module >= 0) RETURN_IF_ERROR(EngramBlock(layer));
     if (topology.draft_tap >= 0 && w_.draft)  // tap[L] = round(mean over c of S[t, c, :])
       ops_.stream_mean(

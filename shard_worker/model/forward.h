@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -50,6 +52,10 @@ class Forward {
     rows_ = rows;
   }
   void SetObserver(ForwardObserver* observer) { observer_ = observer; }
+  // Asked before every layer of a pass with the number of layers done; an error ends the step. Null
+  // = off.
+  using LayerHook = std::function<absl::Status(int layers_done)>;
+  void SetLayerHook(LayerHook hook) { layer_hook_ = std::move(hook); }
 
   // All layers for all rows of the segments, logits for those that want them, draft context rows.
   // Row order = segment order. Writes caches at the rows' absolute positions only.
@@ -72,6 +78,8 @@ class Forward {
   StepTables& tables() { return tables_; }
 
   const Launch& launch() const { return launch_; }
+  const ModelWeights& weights() const { return w_; }
+  KvCache& cache() { return cache_; }
   int64_t bytes() const { return ws_.bytes() + static_cast<int64_t>(arena_.capacity_bytes()); }
   int64_t engram_wait_us() const { return engram_wait_us_; }
   int64_t collectives_us() const { return collectives_us_; }
@@ -140,6 +148,7 @@ class Forward {
   Communicator* communicator_ = nullptr;
   RowSource* rows_ = nullptr;
   ForwardObserver* observer_ = nullptr;
+  LayerHook layer_hook_;
   std::vector<RowRange> row_ranges_;
   std::vector<uint8_t> dead_;
   std::vector<std::byte> gathered_rows_;

@@ -160,10 +160,11 @@ class Joiner {
       std::vector<pollfd> waits = {{listener_.fd(), POLLIN, 0}};
       for (const Pending& pending : pending_)
         waits.push_back({pending.socket.fd(), POLLIN, 0});
-      const int ready = ::poll(waits.data(), waits.size(), MillisecondsLeft(deadline_));
+      const int ready = ::poll(waits.data(), waits.size(), Slice());
       if (ready < 0 && errno != EINTR)
         return absl::UnavailableError(absl::StrCat("poll failed: ", ErrnoText()));
-      if (ready == 0) return TimeoutError();
+      if (GivenUp()) return GivenUpError();
+      if (ready <= 0) continue;
       for (size_t i = waits.size() - 1; i >= 1; --i)
         if (waits[i].revents != 0) ReadHello(i - 1);
       if ((waits[0].revents & POLLIN) != 0) Accept();
@@ -177,6 +178,23 @@ class Joiner {
     Hello hello;
     size_t bytes = 0;
   };
+
+  // Waits go in slices, so that a cancellation is seen.
+  int Slice() const { return std::min(100, MillisecondsLeft(deadline_)); }
+  bool Cancelled() const { return group_.cancelled != nullptr && group_.cancelled->load(); }
+  bool GivenUp() const { return Cancelled() || MillisecondsLeft(deadline_) == 0; }
+  absl::Status GivenUpError() const {
+    return Cancelled() ? absl::CancelledError("joining the group was called off") : TimeoutError();
+  }
+  // False when given up before the socket was ready.
+  bool WaitFor(int fd, short events) const {
+    while (true) {
+      pollfd wait = {fd, events, 0};
+      const int ready = ::poll(&wait, 1, Slice());
+      if (ready > 0) return true;
+      if ((ready < 0 && errno != EINTR) || GivenUp()) return false;
+    }
+  }
 
   int NumMissing() const {
     int missing = 0;
@@ -233,7 +251,7 @@ class Joiner {
         peers_[static_cast<size_t>(rank)] = std::move(socket);
         return absl::OkStatus();
       }
-      if (MillisecondsLeft(deadline_) == 0) return TimeoutError();
+      if (GivenUp()) return GivenUpError();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
@@ -241,8 +259,7 @@ class Joiner {
   bool TryConnect(int fd, const addrinfo& address) {
     if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return true;
     if (errno != EINPROGRESS) return false;
-    pollfd wait = {fd, POLLOUT, 0};
-    if (::poll(&wait, 1, MillisecondsLeft(deadline_)) <= 0) return false;
+    if (!WaitFor(fd, POLLOUT)) return false;
     int error = 0;
     socklen_t size = sizeof(error);
     return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
@@ -253,8 +270,7 @@ class Joiner {
     Hello reply;
     size_t bytes = 0;
     while (bytes < sizeof(reply)) {
-      pollfd wait = {fd, POLLIN, 0};
-      if (::poll(&wait, 1, MillisecondsLeft(deadline_)) <= 0) return false;
+      if (!WaitFor(fd, POLLIN)) return false;
       const ssize_t n =
           ::recv(fd, reinterpret_cast<char*>(&reply) + bytes, sizeof(reply) - bytes, 0);
       if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;

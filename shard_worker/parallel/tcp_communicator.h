@@ -5,6 +5,7 @@
 // peers see at once. Thread-compatible like every Communicator; Abort may come from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,6 +42,8 @@ struct TcpGroup {
   std::string secret;                  // equal on all ranks, at most 64 bytes
   int64_t connect_timeout_ms = 10000;
   int64_t call_timeout_ms = 1500;
+  // Ends the connecting with CANCELLED within 100 ms once it is true; may be null.
+  const std::atomic<bool>* cancelled = nullptr;
 };
 
 // Connects to all peers (in any start order) and runs a barrier. DEADLINE_EXCEEDED names the ranks
