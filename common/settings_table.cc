@@ -21,7 +21,7 @@ constexpr SettingSpec kTable[] = {
      "on PORT. Unset: none."},
     {"PORT_FILE", SettingType::kString, "", 0, 0, kEveryProgram,
      "File to which the program writes the address it listens on, once it does (for port 0)."},
-    {"DRAIN_SECONDS", SettingType::kDouble, "20", 0, 3600, kGateway | kShardWorker,
+    {"DRAIN_SECONDS", SettingType::kDouble, "20", 0, 3600, kEveryProgram,
      "Seconds that running streams may go on after SIGTERM."},
 
     // Model

@@ -1,0 +1,39 @@
+// The service's metrics (operations specification 10, names dsv_engram_*), fed from its statistics
+// once a second, and one log line a minute. Owns a thread.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "common/metrics.h"
+#include "engram_service/service/engram_service.h"
+
+namespace twinspark::engram {
+
+class EngramMetrics {
+ public:
+  // Both outlive this object.
+  EngramMetrics(Metrics& metrics, const EngramServiceImpl& service);
+  ~EngramMetrics();
+  EngramMetrics(const EngramMetrics&) = delete;
+  EngramMetrics& operator=(const EngramMetrics&) = delete;
+
+ private:
+  void Run();
+  void Update();
+  void LogLine() const;
+
+  Metrics& metrics_;
+  const EngramServiceImpl& service_;
+  uint64_t epoch_ = 0;  // of the Serving that `last_` belongs to
+  RowServerStats last_;
+  uint64_t last_rpc_gathers_ = 0;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace twinspark::engram

@@ -1,0 +1,54 @@
+// What a running service serves right now: an open table set, the data plane over it, and how it is
+// known to be right (canary). Reload makes a new one; whoever holds the old one keeps it alive
+// until it is done. Thread-safe after Open.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "engram_service/read/table_set.h"
+#include "engram_service/shm/row_server.h"
+
+namespace twinspark::engram {
+
+struct ServingOptions {
+  TableSetOptions tables;
+  RowServerOptions server;
+};
+
+struct SelfTest {
+  uint64_t rows = 0;
+  int64_t micros = 0;
+};
+
+class Serving {
+ public:
+  // Opens tables and data plane, then checks boundary and sampled rows of every owned column and
+  // runs the canary: what does not read now must not be found out by a request.
+  static absl::StatusOr<std::shared_ptr<Serving>> Open(const ServingOptions& options);
+
+  const TableSet& tables() const { return *tables_; }
+  RowServer& server() const { return *server_; }
+  uint64_t epoch() const { return epoch_; }
+  const Sha256Digest& expected_canary() const { return canary_; }
+  const SelfTest& self_test() const { return self_test_; }
+
+  // Rows of the canary tokens through the whole path, as one digest.
+  absl::StatusOr<Sha256Digest> RunCanary() const;
+
+ private:
+  Serving() = default;
+  absl::Status CheckRows();
+
+  std::unique_ptr<TableSet> tables_;
+  std::unique_ptr<RowServer> server_;  // after tables_: goes first
+  uint64_t epoch_ = 0;
+  Sha256Digest canary_{};
+  SelfTest self_test_;
+};
+
+}  // namespace twinspark::engram
