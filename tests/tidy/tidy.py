@@ -44,7 +44,7 @@ THIRD_PARTY = {
                     "gateway/engine", "gateway", "tests", "deploy"],
     r"google/protobuf/": ["proto", "common/rpc", "tests", "shard_worker/service", "gateway/engine", "engram_service", "shard_worker"],
     r"boost/(beast|asio)": ["gateway/http", "gateway/gateway.cc", "gateway/main.cc"],
-    r"boost/json": ["common", "gateway", "engram_service", "deploy", "tests", "shard_worker/model", "kernels"],
+    r"boost/json": ["common", "gateway", "engram_service", "deploy", "tests", "shard_worker/model", "shard_worker/budget", "kernels"],
     r"boost/url": ["gateway"],
     r"prometheus/": ["common", "gateway", "shard_worker", "engram_service"],
     r"hwy/": ["kernels"],
