@@ -119,6 +119,22 @@ size_t Exl3Weights::bytes() const {
          (suh_.size() + svh_.size() + bias_.size()) * sizeof(float);
 }
 
+void Exl3TileStates(const uint16_t* tile, int bits, std::span<uint16_t, 256> states) {
+  // The window of 16 bits that ends with symbol p lies in at most two words; one lap is added so
+  // that nothing goes negative.
+  uint32_t words[64];
+  const int num_words = 8 * bits;
+  std::memcpy(words, tile, static_cast<size_t>(num_words) * sizeof(uint32_t));
+  for (int p = 0; p < 256; ++p) {
+    const int end = (p + 257) * bits;
+    const int last = (end - 1) / 32;
+    const int first = (end - 16) / 32;
+    const uint64_t both =
+        static_cast<uint64_t>(words[first % num_words]) << 32 | words[last % num_words];
+    states[static_cast<size_t>(p)] = static_cast<uint16_t>(both >> (32 * (last + 1) - end));
+  }
+}
+
 // Plain scalar decode after the specification; the SIMD decode is tested against it.
 F16 Exl3DecodeState(Exl3Codebook codebook, uint16_t state) {
   if (codebook == Exl3Codebook::kMul1) {

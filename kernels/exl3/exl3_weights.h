@@ -56,6 +56,9 @@ struct Exl3Source {
 // Decode of one state, for tests and tools (the exact f16 value as stored bits).
 F16 Exl3DecodeState(Exl3Codebook codebook, uint16_t state);
 
+// The 256 states of one stored tile (16 * bits words) in ring order, for tests and tools.
+void Exl3TileStates(const uint16_t* tile, int bits, std::span<uint16_t, 256> states);
+
 class Exl3Weights {
  public:
   enum class Form : uint8_t { kTrellis, kDecodedF16 };
