@@ -30,12 +30,8 @@ OutputParser::OutputParser(const Tokenizer& tokenizer,
 
 void OutputParser::Push(int32_t id, std::vector<OutputEvent>* events) {
   DCHECK(!done());
-  ++num_tokens_;
+  PushHidden(id);
   const OutputClass output_class = tokens_.ClassOf(id);
-  if (in_reasoning_ && output_class != OutputClass::kThinkClose &&
-      output_class != OutputClass::kEnd) {
-    ++num_reasoning_tokens_;
-  }
   if (output_class == OutputClass::kOrdinary) {
     std::string text;
     detokenizer_.Push(id, &text);
@@ -57,6 +53,15 @@ void OutputParser::Push(int32_t id, std::vector<OutputEvent>* events) {
                           (options_.is_chat && output_class == OutputClass::kDsml);
   if (output_class != OutputClass::kEnd && (is_literal || !options_.skip_special_tokens)) {
     Emit(tokenizer_.TokenBytes(id), events);
+  }
+}
+
+void OutputParser::PushHidden(int32_t id) {
+  ++num_tokens_;
+  const OutputClass output_class = tokens_.ClassOf(id);
+  if (in_reasoning_ && output_class != OutputClass::kThinkClose &&
+      output_class != OutputClass::kEnd) {
+    ++num_reasoning_tokens_;
   }
 }
 

@@ -42,6 +42,8 @@ class OutputParser {
   // Takes the next token; appends at most a few events, one kind each, none empty. After done() no
   // more tokens may be pushed.
   void Push(int32_t id, std::vector<OutputEvent>* events);
+  // Counts a token that is not shown: a stop id of the request.
+  void PushHidden(int32_t id);
   // The output ended (at a stop id, a limit): emits what was held back.
   void Finish(std::vector<OutputEvent>* events);
 

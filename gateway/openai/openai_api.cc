@@ -1,0 +1,485 @@
+#include "gateway/openai/openai_api.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/limits.h"
+#include "common/log.h"
+#include "common/string_view.h"
+#include "gateway/openai/chat_request.h"
+#include "gateway/openai/completion_request.h"
+#include "gateway/openai/generation_job.h"
+#include "gateway/openai/tokenize.h"
+#include "gateway/text/ordered_json.h"
+
+namespace twinspark::gateway {
+namespace {
+
+constexpr std::string_view kModelPrefix = "/v1/models/";
+
+// Time does not depend on where the strings differ.
+bool EqualsInConstantTime(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0u : 1u;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference |= static_cast<unsigned>(static_cast<uint8_t>(a[i]) ^
+                                        static_cast<uint8_t>(i < b.size() ? b[i] : '\0'));
+  }
+  return difference == 0;
+}
+
+// Passes everything on to the server's exchange, and tells the metrics how the request ended.
+class ObservedExchange : public HttpExchange {
+ public:
+  ObservedExchange(std::shared_ptr<HttpExchange> inner,
+                   Metrics& metrics,
+                   std::shared_ptr<std::atomic<int>> num_in_flight,
+                   std::string handler,
+                   std::string request_id)
+      : inner_(std::move(inner)),
+        metrics_(metrics),
+        num_in_flight_(std::move(num_in_flight)),
+        handler_(std::move(handler)),
+        request_id_(std::move(request_id)),
+        start_(std::chrono::steady_clock::now()) {
+    num_in_flight_->fetch_add(1);
+  }
+  ~ObservedExchange() override {
+    num_in_flight_->fetch_sub(1);
+    Observe();
+  }
+
+  HttpRequest& request() override { return inner_->request(); }
+  void Post(std::function<void()> task) override { inner_->Post(std::move(task)); }
+  void After(int64_t delay_ms, std::function<void()> task) override {
+    inner_->After(delay_ms, std::move(task));
+  }
+  void OnGone(std::function<void()> callback) override { inner_->OnGone(std::move(callback)); }
+  void Respond(HttpResponse response) override {
+    Decorate(&response);
+    inner_->Respond(std::move(response));
+  }
+  void StartStream(HttpResponse head, std::string keepalive) override {
+    Decorate(&head);
+    inner_->StartStream(std::move(head), std::move(keepalive));
+  }
+  void Write(std::string_view piece) override { inner_->Write(piece); }
+  void EndStream(bool close) override { inner_->EndStream(close); }
+  bool is_started() const override { return inner_->is_started(); }
+  bool is_gone() const override { return inner_->is_gone(); }
+
+ private:
+  double Seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  void Decorate(HttpResponse* response) {
+    status_ = response->status;
+    response->headers.emplace_back("X-Request-Id", request_id_);
+    response->headers.emplace_back("openai-processing-ms",
+                                   absl::StrCat(static_cast<int64_t>(Seconds() * 1000)));
+  }
+  void Observe() {
+    const std::string status_class = status_ == 0 ? "gone" : absl::StrCat(status_ / 100, "xx");
+    const std::string& method = inner_->request().method;  // what a client sends is no label
+    metrics_
+        .Counter("http_requests_total", "HTTP requests by handler and status class.",
+                 {{"method", method == "GET" || method == "POST" ? method : "other"},
+                  {"handler", handler_},
+                  {"status", status_class}})
+        .Increment();
+    metrics_
+        .Histogram("http_request_duration_seconds", "From a request read to its answer complete.",
+                   {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300}, {{"handler", handler_}})
+        .Observe(Seconds());
+  }
+
+  const std::shared_ptr<HttpExchange> inner_;
+  Metrics& metrics_;
+  const std::shared_ptr<std::atomic<int>> num_in_flight_;
+  const std::string handler_;
+  const std::string request_id_;
+  const std::chrono::steady_clock::time_point start_;
+  int status_ = 0;  // 0: the client left before an answer
+};
+
+std::string RequestIdOf(const HttpHeaders& headers) {
+  const std::string* given = FindHeader(headers, "X-Request-Id");
+  return given != nullptr && IsRequestId(*given) ? *given : Hex16(RandomU64()) + Hex16(RandomU64());
+}
+
+// 415 when the body is declared to be something else than JSON as it stands.
+std::optional<ApiError> CheckContentType(const HttpHeaders& headers) {
+  const std::string* type = FindHeader(headers, "Content-Type");
+  if (type != nullptr) {
+    const std::string_view name = std::string_view(*type).substr(0, type->find(';'));
+    const absl::string_view trimmed = absl::StripAsciiWhitespace(ToAbsl(name));
+    if (!trimmed.empty() && !absl::EqualsIgnoreCase(trimmed, "application/json")) {
+      return ApiError::OfHttp(
+          415, absl::StrCat("Content-Type must be application/json, not ", Quoted(*type), "."));
+    }
+  }
+  const std::string* encoding = FindHeader(headers, "Content-Encoding");
+  if (encoding != nullptr && !encoding->empty() && !absl::EqualsIgnoreCase(*encoding, "identity")) {
+    return ApiError::OfHttp(415, "Content-Encoding is not supported.");
+  }
+  return std::nullopt;
+}
+
+// The body as an object; 400 with the reason otherwise.
+std::optional<Json> ReadBody(const std::string& body, std::optional<ApiError>* error) {
+  absl::StatusOr<Json> json = Json::Parse(body, limits::kMaxJsonDepth);
+  if (!json.ok()) {
+    const std::string reason(ToStd(json.status().message()));
+    *error = ApiError::Invalid(
+        {}, reason.find("surrogate") != std::string::npos
+                ? absl::StrCat("The request body has text that is not valid Unicode: ", reason, ".")
+                : absl::StrCat("The request body is not valid JSON: ", reason, "."));
+    return std::nullopt;
+  }
+  if (!json->is_object()) {
+    *error = ApiError::Invalid({}, "The request body must be a JSON object.");
+    return std::nullopt;
+  }
+  return *std::move(json);
+}
+
+}  // namespace
+
+enum class OpenAiApi::Route {
+  kChat,
+  kCompletions,
+  kTokenize,
+  kDetokenize,
+  kNotBuilt,
+  kModels,
+  kHealth,
+  kLive,
+  kStatus,
+  kMetrics,
+  kVersion,
+  kLoad,
+};
+
+struct OpenAiApi::RouteInfo {
+  std::string_view path;
+  Route route;
+  bool is_post;
+  bool needs_key;
+};
+
+const OpenAiApi::RouteInfo* OpenAiApi::FindRoute(std::string_view path) {
+  static constexpr std::array<RouteInfo, 22> kRoutes = {{
+      {"/v1/chat/completions", Route::kChat, true, true},
+      {"/chat/completions", Route::kChat, true, true},
+      {"/beta/chat/completions", Route::kChat, true, true},
+      {"/v1/completions", Route::kCompletions, true, true},
+      {"/completions", Route::kCompletions, true, true},
+      {"/beta/completions", Route::kCompletions, true, true},
+      {"/tokenize", Route::kTokenize, true, true},
+      {"/detokenize", Route::kDetokenize, true, true},
+      {"/v1/responses", Route::kNotBuilt, true, true},
+      {"/v1/messages", Route::kNotBuilt, true, true},
+      {"/anthropic/v1/messages", Route::kNotBuilt, true, true},
+      {"/v1/models", Route::kModels, false, true},
+      {"/models", Route::kModels, false, true},
+      {"/beta/models", Route::kModels, false, true},
+      {"/health", Route::kHealth, false, false},
+      {"/ready", Route::kHealth, false, false},
+      {"/ping", Route::kHealth, false, false},
+      {"/live", Route::kLive, false, false},
+      {"/status", Route::kStatus, false, false},
+      {"/metrics", Route::kMetrics, false, false},
+      {"/version", Route::kVersion, false, false},
+      {"/load", Route::kLoad, false, false},
+  }};
+  static constexpr RouteInfo kOneModel = {kModelPrefix, Route::kModels, false, true};
+  if (path.size() > kModelPrefix.size() && path.substr(0, kModelPrefix.size()) == kModelPrefix) {
+    return &kOneModel;
+  }
+  const auto it = std::find_if(kRoutes.begin(), kRoutes.end(),
+                               [path](const RouteInfo& route) { return route.path == path; });
+  return it == kRoutes.end() ? nullptr : &*it;
+}
+
+OpenAiApi::OpenAiApi(OpenAiOptions options,
+                     const TextModel& text,
+                     GenerateService& service,
+                     Metrics& metrics)
+    : options_(std::move(options)),
+      text_(text),
+      service_(service),
+      metrics_(metrics),
+      created_(UnixTimeUs() / 1000000),
+      num_in_flight_(std::make_shared<std::atomic<int>>(0)) {
+  field_limits_.vocab_size =
+      options_.vocab_size > 0 ? options_.vocab_size : text.tokenizer->vocab_size();
+  field_limits_.default_temperature = options_.default_temperature;
+  field_limits_.default_top_p = options_.default_top_p;
+}
+
+std::string OpenAiApi::HttpErrorBody(int status, std::string_view message) {
+  return ApiError::OfHttp(status, message).Body();
+}
+
+void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
+  const HttpRequest& request = exchange->request();
+  const RouteInfo* route = FindRoute(request.path);
+  const auto observed = std::make_shared<ObservedExchange>(
+      std::move(exchange), metrics_, num_in_flight_,
+      std::string(route == nullptr ? "other" : route->path), RequestIdOf(request.headers));
+  if (route == nullptr) {
+    AnswerError(*observed,
+                ApiError::OfHttp(404, absl::StrCat("Not Found: ", Quoted(request.path), ".")));
+    return;
+  }
+  const bool is_get = request.method == "GET" || request.method == "HEAD";
+  if (route->is_post ? request.method != "POST" : !is_get) {
+    HttpResponse response = ApiError::OfHttp(405, "Method Not Allowed.").Response();
+    response.headers.emplace_back("Allow", route->is_post ? "POST" : "GET, HEAD");
+    Answer(*observed, std::move(response));
+    return;
+  }
+  if (route->needs_key && !IsAuthorized(request.headers)) {
+    AnswerError(*observed, {401,
+                            "authentication_error",
+                            {},
+                            "invalid_api_key",
+                            "A valid API key is needed: Authorization: Bearer KEY."});
+    return;
+  }
+  Dispatch(*route, observed);
+}
+
+bool OpenAiApi::IsAuthorized(const HttpHeaders& headers) const {
+  if (options_.api_keys.empty()) return true;
+  std::string_view key;
+  constexpr std::string_view kBearer = "Bearer ";
+  if (const std::string* header = FindHeader(headers, "Authorization");
+      header != nullptr && header->size() > kBearer.size() &&
+      absl::EqualsIgnoreCase(header->substr(0, kBearer.size()), ToAbsl(kBearer))) {
+    key = std::string_view(*header).substr(kBearer.size());
+  } else if (const std::string* x_key = FindHeader(headers, "x-api-key")) {
+    key = *x_key;
+  }
+  bool is_known = false;
+  for (const std::string& accepted : options_.api_keys) {
+    is_known |= EqualsInConstantTime(accepted, key);
+  }
+  return is_known;
+}
+
+void OpenAiApi::Dispatch(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange) {
+  const std::string path = exchange->request().path;
+  switch (route.route) {
+    case Route::kModels:
+      if (route.path == kModelPrefix) {
+        AnswerModel(path.substr(kModelPrefix.size()), *exchange);
+      } else {
+        AnswerJson(*exchange, ModelsJson());
+      }
+      return;
+    case Route::kHealth: {
+      const EngineStatus status = service_.GetStatus();
+      AnswerJson(*exchange, EngineHealthJson(status), status.ready() ? 200 : 503);
+      return;
+    }
+    case Route::kLive: {
+      const bool alive = service_.GetStatus().alive;
+      AnswerJson(*exchange, alive ? "{\"status\":\"alive\"}" : "{\"status\":\"stuck\"}",
+                 alive ? 200 : 503);
+      return;
+    }
+    case Route::kStatus:
+      AnswerJson(*exchange, EngineStatusJson(service_.GetStatus()));
+      return;
+    case Route::kMetrics: {
+      HttpResponse response;
+      response.headers.emplace_back("Content-Type", "text/plain; version=0.0.4; charset=utf-8");
+      response.body = metrics_.Text();
+      Answer(*exchange, std::move(response));
+      return;
+    }
+    case Route::kVersion: {
+      std::string body = "{\"version\":";
+      AppendJsonString(options_.build_id, &body);
+      AnswerJson(*exchange, body + "}");
+      return;
+    }
+    case Route::kLoad:
+      AnswerJson(*exchange, absl::StrCat("{\"server_load\":", num_in_flight_->load(), "}"));
+      return;
+    default:
+      HandlePost(route, std::move(exchange));
+  }
+}
+
+void OpenAiApi::HandlePost(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange) {
+  std::optional<ApiError> error = CheckContentType(exchange->request().headers);
+  std::optional<Json> body;
+  if (!error.has_value()) body = ReadBody(exchange->request().body, &error);
+  exchange->request().body = std::string();  // may be large, and is not needed any more
+  if (error.has_value()) {
+    AnswerError(*exchange, *error);
+    return;
+  }
+  std::string answer;
+  switch (route.route) {
+    case Route::kChat:
+      Chat(*body, std::move(exchange));
+      return;
+    case Route::kCompletions:
+      Completions(*body, std::move(exchange));
+      return;
+    case Route::kTokenize:
+      answer = Tokenize(*body, text_, MaxModelLen(), &error);
+      break;
+    case Route::kDetokenize:
+      answer = Detokenize(*body, text_, field_limits_.vocab_size, &error);
+      break;
+    default:
+      error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
+                                                 " is not supported by this server; use "
+                                                 "/v1/chat/completions."));
+  }
+  if (error.has_value()) {
+    AnswerError(*exchange, *error);
+  } else {
+    AnswerJson(*exchange, std::move(answer));
+  }
+}
+
+void OpenAiApi::Chat(const Json& body, std::shared_ptr<HttpExchange> exchange) {
+  std::optional<ApiError> error;
+  ChatRequest request = ReadChatRequest(body, text_, field_limits_, options_.model_names, &error);
+  JobOptions job;
+  if (!error.has_value()) {
+    const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
+    if (segments.ok()) {
+      job.prompts.push_back({SegmentIds(*segments, *text_.tokenizer), {}});
+      if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
+    } else {
+      error = ApiError::Invalid("messages", std::string(ToStd(segments.status().message())));
+    }
+  }
+  job.head = MakeHead(/*is_chat=*/true, request.common.request_id);
+  job.common = std::move(request.common);
+  if (!error.has_value()) FitsContext(job, "messages", &error);
+  if (error.has_value()) {
+    AnswerError(*exchange, *error);
+    return;
+  }
+  if (request.echo) job.prompts[0].echo = request.continued_content;
+  job.starts_in_reasoning =
+      !job.prompts[0].ids.empty() &&
+      (job.prompts[0].ids.back() == text_.tokens.think_open || request.continues_reasoning) &&
+      request.options.thinking;
+  job.include_reasoning = request.include_reasoning;
+  if (request.wants_format) job.headers.emplace_back("x-structured-output", "prompt-only");
+  GenerationJob::Start(std::move(exchange), service_, text_, std::move(job));
+}
+
+void OpenAiApi::Completions(const Json& body, std::shared_ptr<HttpExchange> exchange) {
+  std::optional<ApiError> error;
+  CompletionRequest request =
+      ReadCompletionRequest(body, text_, field_limits_, options_.model_names, &error);
+  JobOptions job;
+  job.head = MakeHead(/*is_chat=*/false, request.common.request_id);
+  job.common = std::move(request.common);
+  job.prompts = std::move(request.prompts);
+  job.no_output = request.no_output;
+  job.echo_logprobs = request.echo_logprobs;
+  if (!error.has_value()) FitsContext(job, "prompt", &error);
+  if (error.has_value()) {
+    AnswerError(*exchange, *error);
+    return;
+  }
+  GenerationJob::Start(std::move(exchange), service_, text_, std::move(job));
+}
+
+bool OpenAiApi::FitsContext(const JobOptions& job,
+                            std::string_view param,
+                            std::optional<ApiError>* error) const {
+  const int64_t max_model_len = MaxModelLen();
+  if (max_model_len == 0) return true;  // not ready yet: the engine refuses the request
+  for (const JobPrompt& prompt : job.prompts) {
+    if (!TokensThatFit(max_model_len, static_cast<int64_t>(prompt.ids.size()),
+                       job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
+                       std::string(param), error)
+             .has_value()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int64_t OpenAiApi::MaxModelLen() const {
+  return service_.GetStatus().limits.max_context;
+}
+
+ResponseHead OpenAiApi::MakeHead(bool is_chat, const std::string& request_id) const {
+  ResponseHead head;
+  head.is_chat = is_chat;
+  head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-",
+                         request_id.empty() ? Hex16(RandomU64()) + Hex16(RandomU64()) : request_id);
+  head.created = UnixTimeUs() / 1000000;
+  head.model = options_.model_names.front();
+  head.fingerprint = absl::StrCat(options_.build_id, "-", service_.GetStatus().weights_digest);
+  return head;
+}
+
+std::string OpenAiApi::ModelJson(const std::string& name) const {
+  std::string out = "{\"id\":";
+  AppendJsonString(name, &out);
+  absl::StrAppend(&out, ",\"object\":\"model\",\"created\":", created_,
+                  ",\"owned_by\":\"twinspark\",\"root\":");
+  AppendJsonString(options_.model_root.empty() ? options_.model_names.front() : options_.model_root,
+                   &out);
+  absl::StrAppend(&out, ",\"parent\":null,\"max_model_len\":", MaxModelLen(),
+                  ",\"permission\":[],\"capabilities\":{\"vision\":false,\"tools\":true,"
+                  "\"reasoning\":true}}");
+  return out;
+}
+
+std::string OpenAiApi::ModelsJson() const {
+  std::string list;
+  for (const std::string& name : options_.model_names) {
+    absl::StrAppend(&list, list.empty() ? "" : ",", ModelJson(name));
+  }
+  return absl::StrCat("{\"object\":\"list\",\"data\":[", list, "]}");
+}
+
+void OpenAiApi::AnswerModel(const std::string& id, HttpExchange& exchange) const {
+  const auto& names = options_.model_names;
+  if (std::find(names.begin(), names.end(), id) != names.end()) {
+    AnswerJson(exchange, ModelJson(id));
+    return;
+  }
+  AnswerError(exchange, {404, "invalid_request_error", "model", "model_not_found",
+                         absl::StrCat("The model ", Quoted(id), " does not exist.")});
+}
+
+void OpenAiApi::Answer(HttpExchange& exchange, HttpResponse response) const {
+  exchange.Respond(std::move(response));
+}
+
+void OpenAiApi::AnswerJson(HttpExchange& exchange, std::string body, int status) const {
+  HttpResponse response;
+  response.status = status;
+  response.headers.emplace_back("Content-Type", "application/json");
+  if (status == 503) response.headers.emplace_back("Retry-After", "5");
+  response.body = std::move(body);
+  Answer(exchange, std::move(response));
+}
+
+void OpenAiApi::AnswerError(HttpExchange& exchange, const ApiError& error) const {
+  Answer(exchange, error.Response());
+}
+
+}  // namespace twinspark::gateway

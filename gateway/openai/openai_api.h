@@ -1,0 +1,77 @@
+// The routes of the gateway: every path of the HTTP server, authentication, and the handlers that
+// read a request and start its work (chat.md 4 of the specification). main makes one and gives
+// Handle() to HttpServer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/metrics.h"
+#include "gateway/engine/generate_request.h"
+#include "gateway/http/http_server.h"
+#include "gateway/openai/common_fields.h"
+#include "gateway/openai/generation_job.h"
+#include "gateway/text/text_model.h"
+
+namespace twinspark::gateway {
+
+struct OpenAiOptions {
+  std::vector<std::string> model_names;  // at least one; the first is the primary
+  std::vector<std::string> api_keys;     // empty: open to everyone
+  int32_t vocab_size = 0;                // of the model; 0: the tokenizer's
+  double default_temperature = 1.0;
+  double default_top_p = 0.95;
+  std::string model_root;  // `root` of /v1/models
+  std::string build_id;
+};
+
+// Thread-safe. Borrows text, service and metrics, which must outlive every request.
+class OpenAiApi {
+ public:
+  OpenAiApi(OpenAiOptions options,
+            const TextModel& text,
+            GenerateService& service,
+            Metrics& metrics);
+
+  // Answers one request; runs on its connection's executor.
+  void Handle(std::shared_ptr<HttpExchange> exchange);
+
+  // Body of errors that the HTTP server answers by itself, for HttpServerOptions::error_body.
+  static std::string HttpErrorBody(int status, std::string_view message);
+
+ private:
+  enum class Route;
+  struct RouteInfo;
+
+  static const RouteInfo* FindRoute(std::string_view path);
+  bool IsAuthorized(const HttpHeaders& headers) const;
+  void Dispatch(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange);
+  void HandlePost(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange);
+  void Chat(const Json& body, std::shared_ptr<HttpExchange> exchange);
+  void Completions(const Json& body, std::shared_ptr<HttpExchange> exchange);
+  std::string ModelJson(const std::string& name) const;
+  std::string ModelsJson() const;
+  void AnswerModel(const std::string& id, HttpExchange& exchange) const;
+  void Answer(HttpExchange& exchange, HttpResponse response) const;
+  void AnswerJson(HttpExchange& exchange, std::string body, int status = 200) const;
+  void AnswerError(HttpExchange& exchange, const ApiError& error) const;
+  int64_t MaxModelLen() const;
+  ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
+  bool FitsContext(const JobOptions& job,
+                   std::string_view param,
+                   std::optional<ApiError>* error) const;
+
+  const OpenAiOptions options_;
+  const TextModel& text_;
+  GenerateService& service_;
+  Metrics& metrics_;
+  FieldLimits field_limits_;
+  const int64_t created_;
+  std::shared_ptr<std::atomic<int>> num_in_flight_;  // requests not answered yet
+};
+
+}  // namespace twinspark::gateway
