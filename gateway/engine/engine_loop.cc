@@ -90,6 +90,12 @@ absl::StatusOr<GenerateId> EngineLoop::Submit(GenerateRequest request,
                                      "token id ", id, " is not below ", limits_.vocab_size)));
     }
   }
+  if (absl::Status bad = CheckSamplingParams(request.sampling, limits_.vocab_size); !bad.ok()) {
+    return reject("bad_parameter", std::move(bad));
+  }
+  if (request.sampling.num_prompt_logprobs >= 0) {
+    return reject("not_built", absl::InvalidArgumentError("prompt_logprobs is not built yet"));
+  }
   auto max_tokens = Scheduler::ResolveMaxTokens(config_.scheduler, limits_,
                                                 static_cast<int32_t>(request.prompt_ids.size()),
                                                 request.max_tokens.value_or(0));

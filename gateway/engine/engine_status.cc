@@ -2,7 +2,7 @@
 
 #include <boost/json.hpp>
 
-namespace twinspark {
+namespace twinspark::gateway {
 namespace {
 
 namespace json = boost::json;
@@ -119,4 +119,4 @@ std::string EngineHealthJson(const EngineStatus& status) {
                                       {"since_s", status.state_age_s}});
 }
 
-}  // namespace twinspark
+}  // namespace twinspark::gateway

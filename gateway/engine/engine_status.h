@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace twinspark {
+namespace twinspark::gateway {
 
 enum class EngineState {
   kBooting,     // no epoch has been ready yet
@@ -105,4 +105,4 @@ std::string EngineStatusJson(const EngineStatus& status);
 // The body of /health and /ready: {"status", "state", "epoch", "reason", "since_s"}.
 std::string EngineHealthJson(const EngineStatus& status);
 
-}  // namespace twinspark
+}  // namespace twinspark::gateway

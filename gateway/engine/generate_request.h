@@ -19,12 +19,7 @@
 #include "gateway/scheduler/sampling_params.h"
 #include "gateway/scheduler/token_logprobs.h"
 
-namespace twinspark {
-
-// Named in gateway:: because shard workers have structs of the same names.
-using gateway::SamplingParams;
-using gateway::TokenLogprob;
-using gateway::TokenLogprobs;
+namespace twinspark::gateway {
 
 struct GenerateRequest {
   std::string request_id;  // for logs, at most 128 characters; unique among running requests
@@ -96,4 +91,4 @@ class GenerateService {
   virtual EngineStatus GetStatus() const = 0;
 };
 
-}  // namespace twinspark
+}  // namespace twinspark::gateway

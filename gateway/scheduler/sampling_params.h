@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace twinspark::gateway {
 
 struct SamplingParams {
@@ -28,5 +30,9 @@ struct SamplingParams {
   int32_t num_logprobs = -1;                    // -1 none, 0 the chosen token's only, n: and n best
   int32_t num_prompt_logprobs = -1;             // same, for the prompt's tokens
 };
+
+// INVALID_ARGUMENT with field and value for what a worker would refuse. A refused op ends the epoch
+// for everybody, so this is asked before a request is queued. `vocab_size` 0: not known.
+absl::Status CheckSamplingParams(const SamplingParams& params, int32_t vocab_size);
 
 }  // namespace twinspark::gateway

@@ -164,13 +164,15 @@ absl::StatusOr<SequenceResult> ToyWorker::RunPrefill(const PrefillRange& range) 
   if (range.end > slot.num_open_ids || range.begin >= range.end) {
     return Refuse(range.slot, "rows beyond the ids");
   }
-  if (range.ends_prompt != (range.end == slot.num_open_ids)) {
+  const bool ends_prompt = range.end == slot.num_open_ids;
+  // A plan that came over the wire has no sequence and does not say where a prompt ends.
+  if (range.sequence_id != 0 && range.ends_prompt != ends_prompt) {
     return Refuse(range.slot, "wrong end of prompt");
   }
   SequenceResult result;
   result.slot = range.slot;
   slot.committed = range.end;
-  if (!range.ends_prompt) return result;
+  if (!ends_prompt) return result;
   const std::vector<int32_t>* allowed = nullptr;
   if (range.mask_id > 0) allowed = &masks_.at(range.mask_id);
   result.tokens.push_back(NextToken(language_, slot.prefix.back(), slot.sampling, allowed));
