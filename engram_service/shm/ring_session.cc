@@ -25,6 +25,7 @@ constexpr std::array<uint32_t, kNumClasses> kMaxActive = {8, 2, 4};
 constexpr uint32_t kSmallSlabs = 64;
 constexpr uint32_t kLargeSlabs = 4;
 constexpr int kRecordsPerTurn = 32;
+constexpr int kMaxRefusalsLogged = 10;
 // Rows of one step: a chunk, a short prefill and a round may come together.
 constexpr uint32_t kMaxStepRows =
     limits::kMaxChunkRows + limits::kMaxShortPrefillRows + limits::kMaxRoundRows;
@@ -180,8 +181,10 @@ bool RingSession::TakeOne(GatherEngine& engine, bool draining, SessionStats& sta
   absl::Status parsed = ParsePayload(record, payload_, job.windows);
   if (parsed.ok() && gather) parsed = ParseSlab(record, job);
   if (!parsed.ok()) {
-    LOG_WARNING << "row request refused attach_epoch=" << attach_epoch_ << " id=" << record.id
-                << " error=" << parsed.message();
+    // A client that goes on like this must not fill the log.
+    if (refusals_logged_++ < kMaxRefusalsLogged)
+      LOG_WARNING << "row request refused attach_epoch=" << attach_epoch_ << " id=" << record.id
+                  << " error=" << parsed.message();
     return refuse(kRowBadRequest);
   }
   accepted.hashed_ns = MonotonicNs();

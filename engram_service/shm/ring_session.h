@@ -81,6 +81,7 @@ class RingSession {
   std::array<uint32_t, kNumClasses> active_{};  // requests in progress by class
   std::vector<bool> slab_busy_;
   std::vector<uint8_t> payload_;
+  int refusals_logged_ = 0;
 };
 
 }  // namespace twinspark::engram
