@@ -23,7 +23,7 @@ namespace twinspark {
 
 class OpContext {
  public:
-  explicit OpContext(int num_threads, size_t arena_bytes = size_t{64} << 20)
+  explicit OpContext(int num_threads, size_t arena_bytes = size_t{16} << 20)
       : pool_(num_threads), arena_(arena_bytes) {}
   Launch launch() { return {.pool = &pool_, .arena = &arena_}; }
   Arena& arena() { return arena_; }
