@@ -182,9 +182,10 @@ bool RingSession::TakeOne(GatherEngine& engine, bool draining, SessionStats& sta
   if (parsed.ok() && gather) parsed = ParseSlab(record, job);
   if (!parsed.ok()) {
     // A client that goes on like this must not fill the log.
-    if (refusals_logged_++ < kMaxRefusalsLogged)
+    if (refusals_logged_++ < kMaxRefusalsLogged) {
       LOG_WARNING << "row request refused attach_epoch=" << attach_epoch_ << " id=" << record.id
                   << " error=" << parsed.message();
+    }
     return refuse(kRowBadRequest);
   }
   accepted.hashed_ns = MonotonicNs();
