@@ -1,0 +1,287 @@
+// Goal: answers, streams, bounds and the detection of clients that leave, over real sockets.
+// Method: a handler that records exchanges; raw clients that behave and misbehave. Times are bounds
+// of waiting, never of passing.
+#include "gateway/http/http_server.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/check.h"
+#include "gateway/http/testing/raw_client.h"
+
+namespace twinspark::gateway {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Waits until `condition` holds, at most 30 s.
+template <class F>
+bool Eventually(F condition) {
+  for (int i = 0; i < 30000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+// Keeps exchanges so that the test can answer them from its own thread.
+class Holder {
+ public:
+  HttpHandler Handler() {
+    return [this](std::shared_ptr<HttpExchange> exchange) {
+      exchange->OnGone([this] { ++num_gone; });
+      const std::lock_guard<std::mutex> lock(mutex_);
+      exchanges_.push_back(std::move(exchange));
+      changed_.notify_all();
+    };
+  }
+  std::shared_ptr<HttpExchange> Next() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(30), [&] { return !exchanges_.empty(); }));
+    std::shared_ptr<HttpExchange> exchange = exchanges_.front();
+    exchanges_.erase(exchanges_.begin());
+    return exchange;
+  }
+  void Clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    exchanges_.clear();
+  }
+  std::atomic<int> num_gone{0};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<HttpExchange>> exchanges_;
+};
+
+HttpServerOptions TestOptions() {
+  HttpServerOptions options;
+  options.address = "127.0.0.1";
+  options.error_body = [](int status, std::string_view) { return absl::StrCat("error ", status); };
+  return options;
+}
+
+std::unique_ptr<HttpServer> StartServer(HttpServerOptions options, HttpHandler handler) {
+  absl::StatusOr<std::unique_ptr<HttpServer>> server =
+      HttpServer::Start(std::move(options), std::move(handler));
+  CHECK(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+void Echo(std::shared_ptr<HttpExchange> exchange) {
+  HttpResponse response;
+  response.body = absl::StrCat(exchange->request().method, " ", exchange->request().path, " ",
+                               exchange->request().body);
+  exchange->Respond(std::move(response));
+}
+
+TEST(HttpServer, KeepsConnectionsAndAnswersInOrder) {
+  const auto server = StartServer(TestOptions(), Echo);
+  RawClient client(server->port());
+  for (int i = 0; i < 3; ++i) {
+    client.SendRequest("POST", absl::StrCat("/", i), "body");
+    const RawClient::Response response = client.Read();
+    EXPECT_EQ(response.status, 200);
+    EXPECT_EQ(response.body, absl::StrCat("POST /", i, " body"));
+    EXPECT_EQ(response.Header("Connection"), "keep-alive");
+  }
+  // Pipelined, and the last one asks to close.
+  client.Send(
+      "GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\nGET /c HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(client.Read().body, "GET /a ");
+  EXPECT_EQ(client.Read().body, "GET /b ");
+  EXPECT_EQ(client.Read().body, "GET /c ");
+  EXPECT_TRUE(client.WaitClosed());
+}
+
+TEST(HttpServer, HeadHasNoBodyAndContinueIsSent) {
+  const auto server = StartServer(TestOptions(), Echo);
+  RawClient client(server->port());
+  client.SendRequest("HEAD", "/x");
+  ASSERT_TRUE(client.ReadUntil("\r\n\r\n"));
+  EXPECT_THAT(client.received(), HasSubstr("Content-Length: 8"));
+  EXPECT_THAT(client.received(), testing::EndsWith("\r\n\r\n"));
+  RawClient second(server->port());
+  second.Send("POST /y HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_EQ(second.Read().status, 100);
+  second.Send("ok");
+  EXPECT_EQ(second.Read().body, "POST /y ok");
+}
+
+TEST(HttpServer, StreamsPiecesAndKeepalives) {
+  HttpServerOptions options = TestOptions();
+  options.keepalive_ms = 20;
+  Holder holder;
+  const auto server = StartServer(options, holder.Handler());
+  RawClient client(server->port());
+  client.SendRequest("GET", "/stream");
+  const auto exchange = holder.Next();
+  exchange->Post([exchange] {
+    exchange->StartStream({}, ": alive\n\n");
+    exchange->Write("one");
+  });
+  ASSERT_TRUE(client.ReadUntil("one"));
+  ASSERT_TRUE(client.ReadUntil(": alive"));
+  exchange->Post([exchange] {
+    exchange->Write("two");
+    exchange->EndStream(false);
+  });
+  const RawClient::Response response = client.Read();
+  EXPECT_THAT(response.body, testing::StartsWith("one: alive\n\n"));
+  EXPECT_THAT(response.body, testing::EndsWith("two"));
+  EXPECT_EQ(response.Header("Transfer-Encoding"), "chunked");
+  client.SendRequest("GET", "/again");
+  const auto again = holder.Next();
+  again->Post([again] { again->Respond({}); });
+  EXPECT_EQ(client.Read().status, 200);
+}
+
+TEST(HttpServer, OldClientsGetAStreamThatEndsWithTheConnection) {
+  Holder holder;
+  const auto server = StartServer(TestOptions(), holder.Handler());
+  RawClient client(server->port());
+  client.Send("GET / HTTP/1.0\r\n\r\n");
+  const auto exchange = holder.Next();
+  exchange->Post([exchange] {
+    exchange->StartStream({}, "");
+    exchange->Write("text");
+    exchange->EndStream(false);
+  });
+  const RawClient::Response response = client.Read();
+  EXPECT_EQ(response.body, "text");
+  EXPECT_EQ(response.Header("Connection"), "close");
+}
+
+TEST(HttpServer, NoticesClientsThatLeaveWhileNothingIsWritten) {
+  Holder holder;
+  const auto server = StartServer(TestOptions(), holder.Handler());
+  for (const bool reset : {true, false}) {
+    RawClient client(server->port());
+    client.SendRequest("POST", "/wait", "x");
+    auto exchange = holder.Next();
+    EXPECT_EQ(server->num_active(), 1);
+    const int before = holder.num_gone.load();
+    if (reset) {
+      client.Reset();
+    } else {
+      client.ShutdownSend();  // a half-closed connection counts as gone
+    }
+    EXPECT_TRUE(Eventually([&] { return holder.num_gone.load() == before + 1; }));
+    EXPECT_EQ(server->num_active(), 0);
+    exchange.reset();
+    EXPECT_TRUE(Eventually([&] { return server->num_connections() == 0; }));
+  }
+}
+
+TEST(HttpServer, DropsReadersThatAreTooSlow) {
+  HttpServerOptions options = TestOptions();
+  options.max_unsent_bytes = 64 << 10;
+  Holder holder;
+  const auto server = StartServer(options, holder.Handler());
+  RawClient client(server->port());
+  client.SendRequest("GET", "/flood");
+  const auto exchange = holder.Next();
+  exchange->Post([exchange] { exchange->StartStream({}, ""); });
+  const std::string piece(16 << 10, 'x');
+  // The kernel takes a few megabytes before the server's own queue fills.
+  for (int i = 0; i < 4096 && holder.num_gone.load() == 0; ++i) {
+    std::atomic<bool> done{false};
+    exchange->Post([&] {
+      exchange->Write(piece);
+      done = true;
+    });
+    ASSERT_TRUE(Eventually([&] { return done.load(); }));
+  }
+  EXPECT_EQ(holder.num_gone.load(), 1);
+}
+
+TEST(HttpServer, AnswersRequestsOutOfBounds) {
+  HttpServerOptions options = TestOptions();
+  options.max_body_bytes = 1000;
+  options.max_header_bytes = 500;
+  options.header_read_ms = 50;
+  options.body_read_ms = 50;
+  const auto server = StartServer(options, Echo);
+  const auto answer = [&](std::string_view bytes) {
+    RawClient client(server->port());
+    client.Send(bytes);
+    const RawClient::Response response = client.Read();
+    EXPECT_EQ(response.body, absl::StrCat("error ", response.status));
+    EXPECT_TRUE(client.WaitClosed());
+    return response.status;
+  };
+  EXPECT_EQ(answer("POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n" + std::string(1001, 'x')),
+            413);
+  EXPECT_EQ(answer("GET / HTTP/1.1\r\nA: " + std::string(600, 'b')), 431);
+  EXPECT_EQ(answer("BREW\r\n\r\n"), 400);
+  EXPECT_EQ(answer("GET / HTT"), 408);
+  EXPECT_EQ(answer("POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc"), 408);
+}
+
+TEST(HttpServer, ClosesIdleConnections) {
+  HttpServerOptions options = TestOptions();
+  options.idle_ms = 50;
+  const auto server = StartServer(options, Echo);
+  RawClient client(server->port());
+  client.SendRequest("GET", "/");
+  EXPECT_EQ(client.Read().status, 200);
+  EXPECT_TRUE(client.WaitClosed());
+}
+
+TEST(HttpServer, RefusesConnectionsBeyondTheLimit) {
+  HttpServerOptions options = TestOptions();
+  options.max_connections = 2;
+  const auto server = StartServer(options, Echo);
+  RawClient first(server->port());
+  RawClient second(server->port());
+  ASSERT_TRUE(Eventually([&] { return server->num_connections() == 2; }));
+  RawClient third(server->port());
+  EXPECT_EQ(third.Read().status, 503);
+  first.SendRequest("GET", "/");
+  EXPECT_EQ(first.Read().status, 200);
+}
+
+TEST(HttpServer, ADroppedExchangeIsAnswered) {
+  const auto server = StartServer(TestOptions(), [](std::shared_ptr<HttpExchange>) {});
+  RawClient client(server->port());
+  client.SendRequest("GET", "/");
+  EXPECT_EQ(client.Read().status, 500);
+}
+
+TEST(HttpServer, DrainsAndStops) {
+  Holder holder;
+  auto server = StartServer(TestOptions(), holder.Handler());
+  const uint16_t port = server->port();
+  RawClient idle(port);
+  RawClient busy(port);
+  busy.SendRequest("GET", "/");
+  auto exchange = holder.Next();
+  ASSERT_TRUE(Eventually([&] { return server->num_connections() == 2; }));
+  server->StopAccepting();
+  EXPECT_TRUE(idle.WaitClosed());
+  exchange->Post([exchange] { exchange->Respond({}); });
+  const RawClient::Response response = busy.Read();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(busy.WaitClosed());
+  server.reset();
+  exchange->Post([] { FAIL() << "no task runs after the server has stopped"; });
+}
+
+TEST(HttpServer, PortTakenIsNamed) {
+  const auto server = StartServer(TestOptions(), Echo);
+  HttpServerOptions options = TestOptions();
+  options.port = server->port();
+  const auto second = HttpServer::Start(options, Echo);
+  ASSERT_FALSE(second.ok());
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr(absl::StrCat("127.0.0.1:", server->port())));
+}
+
+}  // namespace
+}  // namespace twinspark::gateway
