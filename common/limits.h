@@ -89,7 +89,8 @@ inline constexpr size_t kMaxUnsentBytes = size_t{1}
 inline constexpr int64_t kSseKeepaliveMs = 5000;
 
 // Files
-inline constexpr size_t kMaxSafetensorsHeaderBytes = size_t{100} << 20;
+inline constexpr size_t kMaxSafetensorsHeaderBytes =
+    size_t{256} << 20;  // 192,452 tensors of the released pack need 24 MB
 inline constexpr size_t kMaxSettingsFileBytes = size_t{1} << 20;
 
 }  // namespace twinspark::limits

@@ -12,6 +12,7 @@
 #include "common/file_util.h"
 #include "common/status_macros.h"
 #include "common/string_view.h"
+#include "common/unique_keys.h"
 
 namespace twinspark {
 namespace {
@@ -400,6 +401,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, std::string_
   if (error || !root.is_object())
     return absl::InvalidArgumentError(
         absl::StrCat(ToAbsl(origin), ": not a JSON object: ", error.message()));
+  RETURN_IF_ERROR(CheckUniqueKeys(json, origin));
   ModelConfig c;
   Reader top(root.get_object(), origin, "");
   top.MustBe("model_type", "deepseek_v41");

@@ -19,16 +19,16 @@
 #include "absl/strings/str_join.h"
 
 #include "common/file_util.h"
+#include "common/limits.h"
 #include "common/status_macros.h"
 #include "common/string_view.h"
+#include "common/unique_keys.h"
 
 namespace twinspark {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
 
-constexpr int64_t kMaxHeaderBytes = 256 << 20;  // 192,452 tensors of the released pack need 24 MB
-constexpr size_t kMaxIndexBytes = 256 << 20;
 constexpr size_t kMaxDims = 8;
 
 struct TypeInfo {
@@ -155,6 +155,7 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseIndex(
   boost::system::error_code error;
   const boost::json::value root = boost::json::parse({text.data(), text.size()}, error);
   if (error) return Bad(path, "", absl::StrCat("not JSON: ", error.message()));
+  RETURN_IF_ERROR(CheckUniqueKeys(text, path));
   const boost::json::object* object = root.if_object();
   const boost::json::value* map = object == nullptr ? nullptr : object->if_contains("weight_map");
   if (map == nullptr || !map->is_object()) return Bad(path, "", "no weight_map");
@@ -195,6 +196,7 @@ absl::StatusOr<std::vector<StoredTensor>> ParseSafetensorsHeader(std::string_vie
   const boost::json::value root =
       boost::json::parse({header.data(), header.size()}, error, {}, options);
   if (error) return Bad(file_name, "", absl::StrCat("header is not JSON: ", error.message()));
+  RETURN_IF_ERROR(CheckUniqueKeys(header, file_name));
   const boost::json::object* object = root.if_object();
   if (object == nullptr) return Bad(file_name, "", "header is not an object");
 
@@ -226,7 +228,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
   RETURN_IF_ERROR(
       PreadAll(file->fd_, 0, std::as_writable_bytes(std::span(&header_bytes, 1)), path));
   if (header_bytes > static_cast<uint64_t>(file->file_bytes_ - 8) ||
-      header_bytes > static_cast<uint64_t>(kMaxHeaderBytes))
+      header_bytes > limits::kMaxSafetensorsHeaderBytes)
     return Bad(path, "",
                absl::StrCat("header length ", header_bytes, " in a file of ", file->file_bytes_,
                             " bytes"));
@@ -276,12 +278,10 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> owner(hash, XXH64_freeState);
 
   if (::access(index_path.c_str(), F_OK) == 0) {
-    ASSIGN_OR_RETURN(const std::string text, ReadFile(index_path, kMaxIndexBytes));
+    ASSIGN_OR_RETURN(const std::string text,
+                     ReadFile(index_path, limits::kMaxSafetensorsHeaderBytes));
     XXH64_update(hash, text.data(), text.size());
     ASSIGN_OR_RETURN(entries, ParseIndex(text, index_path));
-    for (size_t i = 1; i < entries.size(); ++i)
-      if (entries[i].first == entries[i - 1].first)
-        return Bad(index_path, entries[i].first, "is named twice");
   } else {
     ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file,
                      SafetensorsFile::Open(dir + "/model.safetensors"));

@@ -57,6 +57,15 @@ constexpr SettingSpec kTable[] = {
      "Draft tokens verified per sequence and round; 0: no drafting. Results do not depend on it."},
     {"RENDEZVOUS_TIMEOUT", SettingType::kDouble, "600", 1, 86400, kGateway,
      "Seconds that the first start waits for every worker and row service."},
+    {"RECOVERY_TIMEOUT", SettingType::kDouble, "0", 0, 86400, kGateway,
+     "Seconds that running requests wait for a new epoch before they end with an error; 0: they "
+     "end at once."},
+    {"WORKER_SILENCE_MS", SettingType::kInt, "1000", 500, 600000, kGateway,
+     "Milliseconds of a worker's silence after which the gateway ends the epoch."},
+    {"GATEWAY_SILENCE_MS", SettingType::kInt, "2000", 1000, 600000, kGateway,
+     "Milliseconds of the gateway's silence after which workers end the epoch."},
+    {"RUN_AHEAD", SettingType::kBool, "1", 0, 0, kGateway,
+     "Sends the next step before the result of the last one, where that is safe."},
 
     // Shard worker
     {"WORKER_LISTEN", SettingType::kString, "127.0.0.1:9472", 0, 0, kShardWorker,
@@ -73,6 +82,8 @@ constexpr SettingSpec kTable[] = {
      "memory."},
     {"MEMORY_BUDGET_GIB", SettingType::kDouble, "0", 0, kNoMax, kShardWorker,
      "Memory this worker may take in GiB; 0: what the system says is available."},
+    {"OP_LOG_DIR", SettingType::kString, "", 0, 0, kShardWorker,
+     "Directory where the ops of every epoch are recorded for replay_ops. Unset: not recorded."},
     {"TEST_HOOKS", SettingType::kBool, "0", 0, 0, kShardWorker,
      "Accepts the fault injection used by the tests. Never on a server."},
 
