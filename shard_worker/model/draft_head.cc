@@ -77,7 +77,7 @@ absl::Status Forward::Draft(std::span<const DraftRequest> requests,
                    .frequencies = plain_frequencies_.data(),
                    .out = ws_.rope_plain.Rows(t_)},
                   launch_);
-  Embed();
+  EmbedIds();
   for (int stage = 0; stage < c_.num_draft_stages; ++stage)
     RETURN_IF_ERROR(RunBlock(DraftPlace(stage)));
 

@@ -113,8 +113,7 @@ Forward::Forward(const ModelConfig& config,
 
 absl::Status Forward::Run(std::span<Segment> segments, RowClass row_class) {
   RETURN_IF_ERROR(Prepare(segments, row_class));
-  Embed();
-  OverwriteEmbeddings(segments);
+  Embed(segments);
   for (int layer = 0; layer < c_.num_layers; ++layer) {
     const LayerTopology& topology = c_.layers[static_cast<size_t>(layer)];
     if (layer_hook_) RETURN_IF_ERROR(layer_hook_(layer));
@@ -177,8 +176,13 @@ absl::Status Forward::Prepare(std::span<Segment> segments, RowClass row_class) {
   return absl::OkStatus();
 }
 
+void Forward::Embed(std::span<const Segment> segments) {
+  EmbedIds();
+  OverwriteEmbeddings(segments);
+}
+
 // S[t, c, :] = embed.weight[ids[t]] for all c; pre[t, :] = (1, 0, ..., 0).
-void Forward::Embed() {
+void Forward::EmbedIds() {
   ops_.embed({.table = w_.embed.view(),
               .ids = tables_.ids.data(),
               .num_copies = c_.hc_mult,

@@ -72,12 +72,14 @@ class Forward {
 
   // Pieces of Run, for tests of single blocks: Prepare, then set streams and pre, then Block.
   absl::Status Prepare(std::span<Segment> segments, RowClass row_class);
+  void Embed(std::span<const Segment> segments);
   absl::Status EngramBlock(int layer);
   absl::Status Block(int layer);
   Workspace& workspace() { return ws_; }
   StepTables& tables() { return tables_; }
 
   const Launch& launch() const { return launch_; }
+  const KvCache& cache() const { return cache_; }
   const ModelWeights& weights() const { return w_; }
   KvCache& cache() { return cache_; }
   int64_t bytes() const { return ws_.bytes() + static_cast<int64_t>(arena_.capacity_bytes()); }
@@ -100,7 +102,7 @@ class Forward {
   Place BackbonePlace(int layer);
   Place DraftPlace(int stage);
 
-  void Embed();
+  void EmbedIds();
   void OverwriteEmbeddings(std::span<const Segment> segments);
   absl::Status RunBlock(const Place& place);
   absl::Status Attention(const Place& place);
