@@ -51,7 +51,7 @@ WorkerCore::WorkerCore(const Options& options,
                        WorkerBackend& backend,
                        const Clock& clock,
                        ExitCallback on_exit,
-                       EpochRunner::OnOp on_op)
+                       OnOp on_op)
     : options_(options),
       backend_(backend),
       clock_(clock),
@@ -264,9 +264,9 @@ absl::StatusOr<OpenedSteps> WorkerCore::OpenSteps(const StepsOpening& opening) {
   SetState(WorkerState::kServing);
   runner_ = std::make_shared<EpochRunner>(
       options, backend_, state_, counters_,
-      [this](const WorkerOp& op, const OpOutcome& outcome) {
+      [this, group = config_](const WorkerOp& op, const OpOutcome& outcome) {
         timings_.Add(outcome.timings);
-        on_op_(op, outcome);
+        on_op_(group, op, outcome);
       },
       [this](const absl::Status& reason) { OnEpochEnded(reason); });
   return OpenedSteps{runner_, config_.epoch, config_.rank, report_->granted, report_->model};

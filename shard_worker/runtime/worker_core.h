@@ -83,12 +83,16 @@ class WorkerCore {
   using ExitCallback = std::function<void(int exit_code, const std::string& reason)>;
   using Progress = std::function<void(WorkerState state, const LoadState& load)>;
 
-  // `on_exit` is called once, when the process should end. `on_op` after every op, compute thread.
+  // After every op, on the compute thread.
+  using OnOp =
+      std::function<void(const GroupConfig& group, const WorkerOp& op, const OpOutcome& outcome)>;
+
+  // `on_exit` is called once, when the process should end.
   WorkerCore(const Options& options,
              WorkerBackend& backend,
              const Clock& clock,
              ExitCallback on_exit,
-             EpochRunner::OnOp on_op);
+             OnOp on_op);
   ~WorkerCore();
 
   WorkerBackend& backend() { return backend_; }
@@ -134,7 +138,7 @@ class WorkerCore {
   WorkerBackend& backend_;
   const Clock& clock_;
   const ExitCallback on_exit_;
-  const EpochRunner::OnOp on_op_;
+  const OnOp on_op_;
   EpochCounters counters_;
   OpTimingTable timings_;
 

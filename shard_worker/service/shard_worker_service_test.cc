@@ -54,7 +54,7 @@ class ShardWorkerServiceTest : public ::testing::Test {
           exit_reason_ = reason;
           exit_code_.store(code);
         },
-        [](const WorkerOp&, const OpOutcome&) {});
+        [](const GroupConfig&, const WorkerOp&, const OpOutcome&) {});
     service_ = NewShardWorkerService(*core_, ProcessFacts::Own());
     hooks_ = NewTestHooksService(*core_);
     auto server = GrpcServer::Start("127.0.0.1:0", {service_.get(), hooks_.get()});
