@@ -251,7 +251,8 @@ absl::StatusOr<std::vector<WorkerHello>> EpochManager::HelloAll() {
     if (!hello.ok()) {
       board_.OnUnreachable(client->rank(), hello.status().ToString());
       absl::StrAppend(&missing, missing.empty() ? "" : "; ", RankName(*client),
-                      " does not answer: ", hello.status().ToString());
+                      " does not answer, start shard_worker there or correct WORKERS: ",
+                      hello.status().ToString());
       continue;
     }
     board_.OnHello(client->rank(), *hello);
