@@ -272,14 +272,14 @@ absl::StatusOr<LinearWeights> TensorReader::Exl3Matrix(
   std::vector<std::byte> in_scale;
   std::vector<std::byte> out_scale;
   std::vector<std::byte> bias;
-  if (Has(name + ".suh")) {
+  if (Has(name + ".suh") || !Has(name + ".su")) {
     ASSIGN_OR_RETURN(in_scale, companion(".suh", StoredType::kF16, k, ks, 1));
     source.suh = As<F16>(in_scale);
   } else {
     ASSIGN_OR_RETURN(in_scale, companion(".su", StoredType::kI16, k, ks, 16));
     source.su = As<uint16_t>(in_scale);
   }
-  if (Has(name + ".svh")) {
+  if (Has(name + ".svh") || !Has(name + ".sv")) {
     ASSIGN_OR_RETURN(out_scale, companion(".svh", StoredType::kF16, n, ns, 1));
     source.svh = As<F16>(out_scale);
   } else {
