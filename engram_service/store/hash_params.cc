@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "boost/json.hpp"
 #include "common/status_macros.h"
@@ -81,6 +82,9 @@ class Generator {
     }
     return static_cast<uint64_t>(product >> 64);
   }
+
+  Uint128 state() const { return state_; }
+  Uint128 increment() const { return increment_; }
 
  private:
   void Step() {
@@ -158,6 +162,25 @@ std::vector<uint64_t> DrawMultipliers(int layer_id, int count, uint64_t bound) {
   for (int i = 0; i < count; ++i)
     multipliers.push_back(2 * generator.Bounded(bound) + 1);
   return multipliers;
+}
+
+GeneratorTrace TraceGenerator(uint64_t seed, int count, uint64_t bound) {
+  const auto hex = [](Uint128 value) {
+    return absl::StrFormat("%016x%016x", static_cast<uint64_t>(value >> 64),
+                           static_cast<uint64_t>(value));
+  };
+  GeneratorTrace trace;
+  const auto words = ExpandSeed(seed);
+  trace.seed_words.assign(words.begin(), words.end());
+  Generator raw(seed);
+  trace.state_hex = hex(raw.state());
+  trace.increment_hex = hex(raw.increment());
+  Generator bounded(seed);
+  for (int i = 0; i < count; ++i) {
+    trace.raw_outputs.push_back(raw.Next());
+    trace.draws.push_back(bounded.Bounded(bound));
+  }
+  return trace;
 }
 
 absl::StatusOr<std::vector<LayerHash>> DeriveLayerHashes(const EngramShape& shape) {

@@ -57,6 +57,16 @@ uint64_t MultiplierBound(uint64_t num_classes);
 // The four odd multipliers of one layer (engram.md 1.4).
 std::vector<uint64_t> DrawMultipliers(int layer_id, int count, uint64_t bound);
 
+// What the generator holds and gives for a seed, for comparison with published traces.
+struct GeneratorTrace {
+  std::vector<uint64_t> seed_words;   // four
+  std::string state_hex;              // 128 bits after seeding
+  std::string increment_hex;          // 128 bits
+  std::vector<uint64_t> raw_outputs;  // the first `count`
+  std::vector<uint64_t> draws;        // below `bound`, from a fresh generator
+};
+GeneratorTrace TraceGenerator(uint64_t seed, int count, uint64_t bound);
+
 // SHA-256 over, per layer: u32 layer id, i64 multipliers, u32 primes, u32 offsets.
 Sha256Digest HashParamsDigest(std::span<const LayerHash> layers);
 
