@@ -7,6 +7,7 @@
 
 #include <xxhash.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -40,6 +41,47 @@ absl::Status CheckCut(const std::string& name, Slice slice, int64_t size, int64_
                                                  "; this model cannot be split that way"));
 }
 
+// W = diag(suh) B Wq B diag(svh) in f64, rounded to f32 and then to bf16 (EXL3 specification 3.1).
+absl::StatusOr<LinearWeights> DenseBf16(const Exl3Weights& weights, int64_t out, int64_t in) {
+  const int64_t k = weights.k();
+  const int64_t n = weights.n();
+  std::vector<F16> decoded(static_cast<size_t>(k * n));
+  Exl3Decode(weights, decoded);
+  std::vector<double> w(decoded.size());
+  for (size_t i = 0; i < w.size(); ++i)
+    w[i] = static_cast<double>(ToF32(decoded[i]));
+  const auto hadamard = [&](double* first, int64_t stride) {  // 128 values, unscaled
+    for (int64_t h = 1; h < kExl3Block; h *= 2)
+      for (int64_t i = 0; i < kExl3Block; i += 2 * h)
+        for (int64_t j = i; j < i + h; ++j) {
+          const double a = first[j * stride];
+          const double b = first[(j + h) * stride];
+          first[j * stride] = a + b;
+          first[(j + h) * stride] = a - b;
+        }
+  };
+  for (int64_t row = 0; row < k; ++row)
+    for (int64_t col = 0; col < n; col += kExl3Block)
+      hadamard(w.data() + row * n + col, 1);
+  for (int64_t col = 0; col < n; ++col)
+    for (int64_t row = 0; row < k; row += kExl3Block)
+      hadamard(w.data() + row * n + col, n);
+  std::vector<Bf16> dense(static_cast<size_t>(out * in));
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t i = 0; i < in; ++i) {
+      const double scale = static_cast<double>(weights.suh()[static_cast<size_t>(i)]) *
+                           static_cast<double>(weights.svh()[static_cast<size_t>(o)]);
+      dense[static_cast<size_t>(o * in + i)] = ToBf16(static_cast<float>(
+          w[static_cast<size_t>(i * n + o)] * scale / static_cast<double>(kExl3Block)));
+    }
+  DenseSource source;
+  source.out = out;
+  source.in = in;
+  source.data = dense.data();
+  ASSIGN_OR_RETURN(DenseWeights prepared, DenseWeights::Prepare(source));
+  return LinearWeights(std::move(prepared));
+}
+
 template <class T>
 const T* As(const std::vector<std::byte>& bytes) {
   return reinterpret_cast<const T*>(bytes.data());
@@ -61,10 +103,10 @@ struct TensorReader::Hashes {
 };
 
 TensorReader::TensorReader(const Checkpoint& checkpoint,
-                           bool f16_copy,
+                           Exl3Load exl3_load,
                            const LoadProgressCallback& progress)
     : checkpoint_(checkpoint),
-      f16_copy_(f16_copy),
+      exl3_load_(exl3_load),
       progress_(progress),
       hashes_(std::make_unique<Hashes>()) {
   state_.tensors_total = static_cast<int>(checkpoint.names().size());
@@ -139,7 +181,9 @@ absl::StatusOr<std::vector<std::byte>> TensorReader::ReadRect(const StoredTensor
           tensor, (rows.begin + r) * row_bytes + bytes.begin,
           std::span(out).subspan(static_cast<size_t>(r * width), static_cast<size_t>(width))));
   }
-  const bool is_whole = static_cast<int64_t>(out.size()) == tensor.bytes;
+  // A group of wo_a that is a tensor of its own is read whole, but only by the rank that has it.
+  const bool is_whole = static_cast<int64_t>(out.size()) == tensor.bytes &&
+                        !absl::StrContains(tensor.name, ".wo_a.slice.");
   XXH64_state_t* hash = is_whole ? hashes_->replicated : hashes_->slices;
   XXH64_update(hash, tensor.name.data(), tensor.name.size());
   XXH64_update(hash, out.data(), out.size());
@@ -309,9 +353,12 @@ absl::StatusOr<LinearWeights> TensorReader::Exl3Matrix(
                           absl::StrCat("codebook multiplier is ", value, ", expected ", expected)),
                       *marker);
   }
-  absl::StatusOr<Exl3Weights> weights = Exl3Weights::Prepare(
-      source, f16_copy_ ? Exl3Weights::Form::kDecodedF16 : Exl3Weights::Form::kTrellis);
+  absl::StatusOr<Exl3Weights> weights =
+      Exl3Weights::Prepare(source, exl3_load_ == Exl3Load::kF16 ? Exl3Weights::Form::kDecodedF16
+                                                                : Exl3Weights::Form::kTrellis);
   if (!weights.ok()) return Annotate(weights.status(), *trellis);
+  if (exl3_load_ == Exl3Load::kBf16)
+    return DenseBf16(*weights, Length(out_slice), Length(in_slice));
   return LinearWeights(*std::move(weights));
 }
 
