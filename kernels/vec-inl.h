@@ -1,6 +1,6 @@
 // What the Highway code of several ops shares, once per SIMD target: loads and stores that convert
 // (bf16 rounds to nearest even at the store), tails, and sums of lanes in one fixed order.
-// ReduceTile and DotTile give every output the same association whatever the shape of the tile it
+// ReduceTree and DotTile give every output the same association whatever the shape of the tile it
 // was computed in, which is what makes rows independent of how many are computed together.
 
 // clang-format off
@@ -19,6 +19,7 @@
 #include "common/check.h"
 #include "hwy/highway.h"
 #include "kernels/dtype.h"
+#include "kernels/unroll.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace twinspark {
@@ -116,33 +117,27 @@ HWY_INLINE VF SumNeighbours([[maybe_unused]] DF d, VF hi, VF lo) {
 #endif
 }
 
-// Sum of all lanes: neighbours first, in the association of ReduceTile.
+// Sum of all lanes: neighbours first, in the association of ReduceTree.
 HWY_INLINE float ReduceLanes(DF d, VF v) {
   for (size_t width = hn::Lanes(d); width > 1; width /= 2)
     v = SumNeighbours(d, v, v);
   return hn::GetLane(v);
 }
 
-// sums[i] = ReduceLanes(tile[i]) for i < kCount, with shared shuffles. kCount <= 16.
+// Lane i of the result is ReduceLanes(tile[i]), with shared shuffles; kCount = number of lanes.
 template <int kCount>
-HWY_INLINE void ReduceTile(DF d, const VF* tile, float* HWY_RESTRICT sums) {
-  constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
-  for (int first = 0; first < kCount; first += kLanes) {
-    VF level[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      level[i] = first + i < kCount ? tile[first + i] : hn::Zero(d);
-    }
-    for (int count = kLanes; count > 1; count /= 2) {
-      for (int i = 0; i < count / 2; ++i) {
-        level[i] = SumNeighbours(d, level[2 * i + 1], level[2 * i]);
-      }
-    }
-    if (first + kLanes <= kCount) {
-      hn::StoreU(level[0], d, sums + first);
-    } else {
-      StoreTail(level[0], d, sums + first, kCount - first);
-    }
+HWY_INLINE VF ReduceTree(DF d, const VF* tile) {
+  if constexpr (kCount == 1) {
+    return tile[0];
+  } else {
+    return SumNeighbours(d, ReduceTree<kCount / 2>(d, tile + kCount / 2),
+                         ReduceTree<kCount / 2>(d, tile));
   }
+}
+
+constexpr int kVectorLanes = static_cast<int>(hn::MaxLanes(DF()));
+constexpr int RoundUpToLanes(int count) {
+  return (count + kVectorLanes - 1) / kVectorLanes * kVectorLanes;
 }
 
 // out[r * out_stride + j] = a[r] . b[j] over n values for kRows x kCols pairs. One accumulator per
@@ -155,31 +150,42 @@ HWY_INLINE void DotTile(const TA* const* a,
                         int64_t out_stride) {
   const DF d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  VF sum[kRows * kCols];
-  for (int i = 0; i < kRows * kCols; ++i)
+  constexpr int kPadded = RoundUpToLanes(kRows * kCols);
+  VF sum[kPadded];
+  TWINSPARK_UNROLL
+  for (int i = 0; i < kPadded; ++i)
     sum[i] = hn::Zero(d);
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     VF bv[kCols];
+    TWINSPARK_UNROLL
     for (int j = 0; j < kCols; ++j)
       bv[j] = LoadF32(d, b[j] + i);
+    TWINSPARK_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const VF av = LoadF32(d, a[r] + i);
+      TWINSPARK_UNROLL
       for (int j = 0; j < kCols; ++j)
         sum[r * kCols + j] = hn::MulAdd(av, bv[j], sum[r * kCols + j]);
     }
   }
   if (i < n) {
+    TWINSPARK_UNROLL
     for (int j = 0; j < kCols; ++j) {
       const VF bv = LoadTail(d, b[j] + i, n - i);
+      TWINSPARK_UNROLL
       for (int r = 0; r < kRows; ++r) {
         sum[r * kCols + j] = hn::MulAdd(LoadTail(d, a[r] + i, n - i), bv, sum[r * kCols + j]);
       }
     }
   }
-  float sums[kRows * kCols];
-  ReduceTile<kRows * kCols>(d, sum, sums);
+  HWY_ALIGN float sums[kPadded];
+  TWINSPARK_UNROLL
+  for (int s = 0; s < kPadded; s += kVectorLanes)
+    hn::Store(ReduceTree<kVectorLanes>(d, sum + s), d, sums + s);
+  TWINSPARK_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    TWINSPARK_UNROLL
     for (int j = 0; j < kCols; ++j)
       out[r * out_stride + j] = sums[r * kCols + j];
   }

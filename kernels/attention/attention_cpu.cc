@@ -132,23 +132,30 @@ HWY_INLINE void AddKeys(const float* const* keys,
   const DF d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   VF acc[kHeads * kVecs];
+  TWINSPARK_UNROLL
   for (int h = 0; h < kHeads; ++h) {
+    TWINSPARK_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       acc[h * kVecs + v] = hn::LoadU(d, sums + h * sums_stride + c + v * lanes);
     }
   }
   for (int64_t k = 0; k < num_keys; ++k) {
     VF key[kVecs];
+    TWINSPARK_UNROLL
     for (int v = 0; v < kVecs; ++v)
       key[v] = hn::LoadU(d, keys[k] + c + v * lanes);
+    TWINSPARK_UNROLL
     for (int h = 0; h < kHeads; ++h) {
       const VF weight = hn::Set(d, e[h * e_stride + k]);
+      TWINSPARK_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         acc[h * kVecs + v] = hn::MulAdd(weight, key[v], acc[h * kVecs + v]);
       }
     }
   }
+  TWINSPARK_UNROLL
   for (int h = 0; h < kHeads; ++h) {
+    TWINSPARK_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       hn::StoreU(acc[h * kVecs + v], d, sums + h * sums_stride + c + v * lanes);
     }

@@ -1,6 +1,6 @@
 // Residual streams on the CPU. HcMix is the costly one (24 dot products over 4 * d values per row
-// and sublayer): pairs of rows share the loads of fn, and the mean square rides along in the same
-// tile shape-independent order. Sinkhorn runs on scalars.
+// and sublayer): rows share the loads of fn. Sigmoids and Sinkhorn run with one row per lane; a
+// division by a sum is a multiplication by its reciprocal.
 #include "kernels/hyper_connection/hyper_connection.h"
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "kernels/hyper_connection/hyper_connection_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/exp-inl.h"
 #include "kernels/parallel_rows.h"
 #include "kernels/row_norm-inl.h"
 
@@ -47,6 +48,8 @@ void CollapseNormRows(const CollapseNormParams& p, char* scratch, int64_t begin,
   });
 }
 
+constexpr int64_t kRowsAtOnce = 8;
+
 // m[num_mixes] of rows [begin, end), not yet multiplied by the inverse rms.
 void MixDots(const HcMixParams& p, int64_t begin, int64_t end, float* dots) {
   WithFloatType(p.streams.dtype, [&](auto* in_type) {
@@ -60,6 +63,113 @@ void MixDots(const HcMixParams& p, int64_t begin, int64_t end, float* dots) {
         dots[r * num_mixes + j] *= inverse_rms;
     }
   });
+}
+
+// Finishes the mixes of up to MaxLanes(D) rows at once, one row per lane (every step is lane-wise,
+// so a row's bits do not depend on its lane or on the number of lanes). m: [num_mixes][lanes].
+template <class D>
+HWY_INLINE void FinishMixes(D d, const HcMixParams& p, float* HWY_RESTRICT m) {
+  using V = hn::Vec<D>;
+  const int n = static_cast<int>(p.pre.cols);
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const float* base = p.base.Row<float>(0);
+  const float* scale = p.scale.Row<float>(0);
+  const V one = hn::Set(d, 1.0f), eps = hn::Set(d, p.hc_eps);
+  const auto term = [&](int i, int which) HWY_ATTR {
+    const V scaled = hn::Mul(hn::Load(d, m + i * lanes), hn::Set(d, scale[which]));
+    return hn::Add(scaled, hn::Set(d, base[i]));
+  };
+  const auto sigmoid = [&](V x)
+                           HWY_ATTR { return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(x)))); };
+  for (int i = 0; i < n; ++i)
+    hn::Store(hn::Add(sigmoid(term(i, 0)), eps), d, m + i * lanes);
+  for (int i = n; i < 2 * n; ++i) {
+    const V half = sigmoid(term(i, 1));
+    hn::Store(hn::Add(half, half), d, m + i * lanes);
+  }
+  // Row softmax.
+  for (int i = 0; i < n; ++i) {
+    const int first = 2 * n + i * n;
+    V largest = term(first, 2);
+    for (int j = 1; j < n; ++j)
+      largest = hn::Max(largest, term(first + j, 2));
+    V sum = hn::Zero(d);
+    for (int j = 0; j < n; ++j) {
+      const V e = hn::Exp(d, hn::Sub(term(first + j, 2), largest));
+      sum = hn::Add(sum, e);
+      hn::Store(e, d, m + (first + j) * lanes);
+    }
+    const V inverse = hn::Div(one, sum);
+    for (int j = 0; j < n; ++j) {
+      float* k = m + (first + j) * lanes;
+      hn::Store(hn::MulAdd(hn::Load(d, k), inverse, eps), d, k);
+    }
+  }
+  // Sinkhorn: columns, then (iters - 1) times rows and columns.
+  float* matrix = m + 2 * n * lanes;
+  const auto divide = [&](int stride, int step) HWY_ATTR {
+    for (int i = 0; i < n; ++i) {
+      float* line = matrix + i * stride * lanes;
+      V sum = hn::Load(d, line);
+      for (int j = 1; j < n; ++j)
+        sum = hn::Add(sum, hn::Load(d, line + j * step * lanes));
+      const V inverse = hn::Div(one, hn::Add(sum, eps));
+      for (int j = 0; j < n; ++j) {
+        float* at = line + j * step * lanes;
+        hn::Store(hn::Mul(hn::Load(d, at), inverse), d, at);
+      }
+    }
+  };
+  divide(1, n);
+  for (int round = 1; round < p.sinkhorn_iters; ++round) {
+    divide(n, 1);
+    divide(1, n);
+  }
+}
+
+// Rows [begin, end), at most MaxLanes(D), whose dot products are dots[row][num_mixes].
+template <class D>
+void FinishRows(D d, const HcMixParams& p, const float* dots, int64_t begin, int64_t end) {
+  constexpr int kMaxMixes = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t num_mixes = p.fn.rows, n = p.pre.cols;
+  HWY_ALIGN float m[static_cast<size_t>(kMaxMixes) * hn::MaxLanes(D())];
+  for (int64_t i = 0; i < num_mixes; ++i) {
+    for (int64_t r = 0; r < lanes; ++r) {
+      m[i * lanes + r] = begin + r < end ? dots[r * num_mixes + i] : 0.0f;
+    }
+  }
+  FinishMixes(d, p, m);
+  for (int64_t t = begin; t < end; ++t) {
+    const float* lane = m + (t - begin);
+    for (int64_t i = 0; i < n; ++i)
+      p.pre.Row<float>(t)[i] = lane[i * lanes];
+    for (int64_t i = 0; i < n; ++i)
+      p.post.Row<float>(t)[i] = lane[(n + i) * lanes];
+    for (int64_t i = 0; i < n * n; ++i)
+      p.comb.Row<float>(t)[i] = lane[(2 * n + i) * lanes];
+  }
+}
+
+void HcMixRows(const HcMixParams& p, int64_t begin, int64_t end) {
+  float dots[kRowsAtOnce * (2 * kMaxStreams + kMaxStreams * kMaxStreams)];
+  // Few lanes for few rows: wide divisions take longer.
+  const hn::CappedTag<float, 4> few;
+  const hn::CappedTag<float, kRowsAtOnce> many;
+  for (int64_t t = begin; t < end; t += kRowsAtOnce) {
+    const int64_t stop = std::min(end, t + kRowsAtOnce);
+    MixDots(p, t, stop, dots);
+    const bool is_few = stop - t <= 4;
+    const int64_t step = static_cast<int64_t>(is_few ? hn::Lanes(few) : hn::Lanes(many));
+    for (int64_t r = t; r < stop; r += step) {
+      const float* row_dots = dots + (r - t) * p.fn.rows;
+      if (is_few) {
+        FinishRows(few, p, row_dots, r, std::min(stop, r + step));
+      } else {
+        FinishRows(many, p, row_dots, r, std::min(stop, r + step));
+      }
+    }
+  }
 }
 
 template <class Y, class S, class Out>
@@ -132,70 +242,9 @@ namespace twinspark {
 namespace {
 
 HWY_EXPORT(CollapseNormRows);
-HWY_EXPORT(MixDots);
+HWY_EXPORT(HcMixRows);
 HWY_EXPORT(HcPostRows);
 HWY_EXPORT(StreamMeanRows);
-
-float Sigmoid(float x) {
-  return 1.0f / (1.0f + std::exp(-x));
-}
-
-void DivideRows(float* k, int n, float eps) {
-  for (int i = 0; i < n; ++i) {
-    float sum = 0;
-    for (int j = 0; j < n; ++j)
-      sum += k[i * n + j];
-    for (int j = 0; j < n; ++j)
-      k[i * n + j] /= sum + eps;
-  }
-}
-void DivideColumns(float* k, int n, float eps) {
-  for (int j = 0; j < n; ++j) {
-    float sum = 0;
-    for (int i = 0; i < n; ++i)
-      sum += k[i * n + j];
-    for (int i = 0; i < n; ++i)
-      k[i * n + j] /= sum + eps;
-  }
-}
-
-// Row softmax, then Sinkhorn: columns, and (iters - 1) times rows and columns.
-void Sinkhorn(float* k, int n, int iters, float eps) {
-  for (int i = 0; i < n; ++i) {
-    float* row = k + i * n;
-    float largest = row[0];
-    for (int j = 1; j < n; ++j)
-      largest = std::max(largest, row[j]);
-    float sum = 0;
-    for (int j = 0; j < n; ++j) {
-      row[j] = std::exp(row[j] - largest);
-      sum += row[j];
-    }
-    for (int j = 0; j < n; ++j)
-      row[j] = row[j] / sum + eps;
-  }
-  DivideColumns(k, n, eps);
-  for (int round = 1; round < iters; ++round) {
-    DivideRows(k, n, eps);
-    DivideColumns(k, n, eps);
-  }
-}
-
-void FinishMix(const HcMixParams& p, const float* m, int64_t t) {
-  const int n = static_cast<int>(p.pre.cols);
-  const float* base = p.base.Row<float>(0);
-  const float* scale = p.scale.Row<float>(0);
-  float* pre = p.pre.Row<float>(t);
-  float* post = p.post.Row<float>(t);
-  float* comb = p.comb.Row<float>(t);
-  for (int i = 0; i < n; ++i) {
-    pre[i] = Sigmoid(m[i] * scale[0] + base[i]) + p.hc_eps;
-    post[i] = 2.0f * Sigmoid(m[n + i] * scale[1] + base[n + i]);
-  }
-  for (int i = 0; i < n * n; ++i)
-    comb[i] = m[2 * n + i] * scale[2] + base[2 * n + i];
-  Sinkhorn(comb, n, p.sinkhorn_iters, p.hc_eps);
-}
 
 void CheckStreams(int64_t num_streams, int64_t stream_cols, int64_t d_model) {
   CHECK(num_streams >= 1 && num_streams <= kMaxStreams) << num_streams;
@@ -229,15 +278,8 @@ void HcMixCpu(const HcMixParams& params, const Launch& launch) {
   CHECK_EQ(params.pre.rows, params.streams.rows);
   CHECK(params.fn.dtype == DType::kF32);
   constexpr int64_t kGrain = 4;
-  constexpr int64_t kRowsAtOnce = 8;
   ParallelRows(launch, params.streams.rows, kGrain, [&](int64_t begin, int64_t end, int) {
-    float dots[kRowsAtOnce * (2 * kMaxStreams + kMaxStreams * kMaxStreams)];
-    for (int64_t t = begin; t < end; t += kRowsAtOnce) {
-      const int64_t stop = std::min(end, t + kRowsAtOnce);
-      HWY_DYNAMIC_DISPATCH(MixDots)(params, t, stop, dots);
-      for (int64_t r = t; r < stop; ++r)
-        FinishMix(params, dots + (r - t) * params.fn.rows, r);
-    }
+    HWY_DYNAMIC_DISPATCH(HcMixRows)(params, begin, end);
   });
 }
 

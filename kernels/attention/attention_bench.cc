@@ -1,0 +1,117 @@
+// Attention at the demo's and the released model's shapes: one row (decode), 6 rows (verify) and a
+// prefill chunk. The bound is the multiply-adds alone (2 * keys * head_dim per row and head) on the
+// cores in use.
+#include "kernels/attention/attention.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/quant/quantize_rows.h"
+#include "kernels/simd_target.h"
+#include "kernels/testing/bench_util.h"
+#include "kernels/testing/machine_rates.h"
+#include "kernels/testing/random_tensor.h"
+
+namespace twinspark {
+namespace {
+
+struct Case {
+  int64_t rows;
+  int num_heads, head_dim;
+  int64_t window, selected, first_position;
+};
+
+void RunCase(const BenchFlags& flags, const Case& c) {
+  RandomTensor random(1);
+  const int64_t ring_slots = c.window + 8;
+  const int64_t num_groups = c.first_position + c.rows;
+  constexpr int kRowsPerPage = 64;
+  const int64_t num_pages = num_groups / kRowsPerPage + 1;
+  ThreadPool pool(flags.threads);
+  Arena arena(static_cast<size_t>(
+      AttentionScratchBytesCpu(c.window + c.selected, c.num_heads, c.head_dim, flags.threads)));
+  const Launch launch{.pool = &pool, .arena = &arena};
+  const auto random_rows = [&](CacheFormat format, int64_t rows) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(CacheRowBytes(format, c.head_dim) * rows));
+    const std::vector<float> x = random.NormalF32(rows * c.head_dim);
+    StoreRowsCpu({.x = MakeView(x.data(), rows, c.head_dim),
+                  .dst = {bytes.data(), format, rows, c.head_dim}},
+                 launch);
+    return bytes;
+  };
+  std::vector<uint8_t> ring = random_rows(CacheFormat::kQ8, ring_slots);
+  std::vector<uint8_t> step = random_rows(CacheFormat::kQ8, c.rows);
+  std::vector<uint8_t> pages = random_rows(CacheFormat::kQ4E4, num_pages * kRowsPerPage);
+  const int64_t cols = int64_t{c.num_heads} * c.head_dim;
+  std::vector<Bf16> q = random.NormalBf16(c.rows * cols);
+  std::vector<Bf16> out(q.size());
+  std::vector<float> sink(static_cast<size_t>(c.num_heads), 0.5f);
+  std::vector<int32_t> table, selected, num_selected;
+  for (int64_t p = 0; p < num_pages; ++p)
+    table.push_back(static_cast<int32_t>(num_pages - 1 - p));
+  std::vector<AttentionRow> rows;
+  double keys = 0;
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const int64_t p = c.first_position + t;
+    AttentionRow row;
+    row.ring_begin = std::min(std::max<int64_t>(0, p - c.window + 1), c.first_position);
+    row.ring_end = c.first_position;
+    row.step_begin = std::max<int64_t>(0, t - c.window + 1);
+    row.step_end = t + 1;
+    row.pages = table.data();
+    rows.push_back(row);
+    const int64_t visible = p + 1;
+    const int64_t count = std::min(c.selected, visible);
+    for (int64_t i = 0; i < c.selected; ++i)
+      selected.push_back(static_cast<int32_t>(i * visible / std::max<int64_t>(count, 1)));
+    num_selected.push_back(static_cast<int32_t>(count));
+    keys +=
+        static_cast<double>(row.ring_end - row.ring_begin + row.step_end - row.step_begin + count);
+  }
+  const AttentionParams params = {
+      .q = MakeView(static_cast<const Bf16*>(q.data()), c.rows, cols),
+      .rows = rows.data(),
+      .sink = sink.data(),
+      .num_heads = c.num_heads,
+      .head_dim = c.head_dim,
+      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+      .round_probabilities = true,
+      .ring = {ring.data(), CacheFormat::kQ8, ring_slots, c.head_dim},
+      .ring_slots = ring_slots,
+      .step_rows = {step.data(), CacheFormat::kQ8, c.rows, c.head_dim},
+      .compressed = {pages.data(), CacheFormat::kQ4E4, num_pages * kRowsPerPage, c.head_dim},
+      .rows_per_page = kRowsPerPage,
+      .selected = MakeView(static_cast<const int32_t*>(selected.data()), c.rows, c.selected),
+      .num_selected = num_selected.data(),
+      .out = MakeView(out.data(), c.rows, cols)};
+  const ThreadPool::Step step_guard(pool);
+  const double seconds = MedianSeconds(flags, [&] { AttentionCpu(params, launch); });
+  const double fma = 2 * keys * static_cast<double>(cols);
+  const MachineRates rates = MeasureMachineRates(4096);
+  PrintBenchLine(
+      flags,
+      "attention m=" + std::to_string(c.rows) + " heads=" + std::to_string(c.num_heads) +
+          " dim=" + std::to_string(c.head_dim) + " keys=" + std::to_string(c.window) + "+" +
+          std::to_string(c.selected),
+      seconds,
+      {{"GFMA/s", fma / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
+      fma / rates.fma_lanes_per_s / flags.threads / seconds);
+}
+
+}  // namespace
+}  // namespace twinspark
+
+int main(int argc, char** argv) {
+  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
+  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
+  if (flags.smoke) {
+    twinspark::RunCase(flags, {3, 2, 64, 16, 8, 40});
+    return 0;
+  }
+  for (const int64_t rows : {1, 6, 64, 256})
+    twinspark::RunCase(flags, {rows, 4, 512, 128, 64, 300});
+  for (const int64_t rows : {1, 6, 64})
+    twinspark::RunCase(flags, {rows, 32, 512, 128, 512, 4000});
+  return 0;
+}

@@ -1,0 +1,52 @@
+// Packing and unpacking of cache rows; the bound is the f32 or bf16 side's bytes at streaming
+// speed.
+#include "kernels/quant/quantize_rows.h"
+
+#include <string>
+#include <vector>
+
+#include "kernels/simd_target.h"
+#include "kernels/testing/bench_util.h"
+#include "kernels/testing/machine_rates.h"
+#include "kernels/testing/random_tensor.h"
+
+namespace twinspark {
+namespace {
+
+void RunCase(const BenchFlags& flags, CacheFormat format, int64_t rows, int64_t cols) {
+  RandomTensor random(1);
+  std::vector<Bf16> x = random.NormalBf16(rows * cols);
+  std::vector<float> back(x.size());
+  std::vector<uint8_t> packed(static_cast<size_t>(CacheRowBytes(format, cols) * rows));
+  ThreadPool pool(flags.threads);
+  Arena arena(size_t{1} << 16);
+  const Launch launch{.pool = &pool, .arena = &arena};
+  const CacheRows cache{packed.data(), format, rows, cols};
+  const double values = static_cast<double>(rows * cols);
+  const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : back.size() * sizeof(float));
+  const auto report = [&](const char* op, double seconds, double bytes_per_value) {
+    const std::string shape = std::string(op) + " " + CacheFormatName(format) + " " +
+                              std::to_string(rows) + "x" + std::to_string(cols);
+    PrintBenchLine(flags, shape, seconds, {{"Gvalues/s", values / seconds * 1e-9}},
+                   values * bytes_per_value / rates.read_bytes_per_s / flags.threads / seconds);
+  };
+  const ThreadPool::Step step(pool);
+  const ConstTensorView in = MakeView(static_cast<const Bf16*>(x.data()), rows, cols);
+  report("store", MedianSeconds(flags, [&] { StoreRowsCpu({.x = in, .dst = cache}, launch); }), 3);
+  const TensorView out = MakeView(back.data(), rows, cols);
+  report("load", MedianSeconds(flags, [&] { LoadRowsCpu({.src = cache, .out = out}, launch); }), 5);
+}
+
+}  // namespace
+}  // namespace twinspark
+
+int main(int argc, char** argv) {
+  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
+  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
+  const int64_t rows = flags.smoke ? 3 : 64;
+  using twinspark::CacheFormat;
+  twinspark::RunCase(flags, CacheFormat::kQ8, rows, 512);
+  twinspark::RunCase(flags, CacheFormat::kQ4E4, rows, 512);
+  twinspark::RunCase(flags, CacheFormat::kQ4E8, rows, 128);
+  return 0;
+}
