@@ -19,10 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "common/build_info.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
-#include "common/ids.h"
 #include "common/status_macros.h"
 #include "deploy/local_cluster/child_process.h"
 #include "deploy/local_cluster/cluster_state.h"
@@ -63,18 +61,6 @@ class Progress {
   int64_t start_ms_ = NowMs();
   std::string last_;
 };
-
-// Commit, build type, and which binaries exactly: a rebuilt checkout is another build.
-std::string BuildFingerprint(const std::string& bin_dir) {
-  std::string facts;
-  for (const char* program : {"gateway", "shard_worker", "engram_service"}) {
-    struct stat info {};
-    if (stat(absl::StrCat(bin_dir, "/", program).c_str(), &info) != 0) continue;
-    absl::StrAppend(&facts, program, info.st_size, ".", info.st_mtim.tv_sec, ".",
-                    info.st_mtim.tv_nsec, ";");
-  }
-  return absl::StrCat(BuildId(), " ", Hex16(Hash64(facts)));
-}
 
 // The supervisor as our child until it is released.
 class SupervisorHandle {
@@ -187,16 +173,19 @@ std::string StatusLine(const std::string& body) {
   const boost::json::value json = boost::json::parse(body, error);
   if (error) return "";
   std::string line = TextOf(json, "/state");
-  const std::string waiting = TextOf(json, "/waiting_for");
+  const std::string waiting = TextOf(json, "/reason");
   if (!waiting.empty() && waiting != "null" && waiting != "[]")
-    absl::StrAppend(&line, ", waiting for ", waiting);
+    absl::StrAppend(&line, ", ", waiting);
   boost::system::error_code none;
   const boost::json::value* workers = json.find_pointer("/workers", none);
   if (workers != nullptr && workers->is_array()) {
     for (const boost::json::value& worker : workers->as_array()) {
       absl::StrAppend(&line, "; rank ", TextOf(worker, "/rank"), " ", TextOf(worker, "/state"));
-      const std::string progress = TextOf(worker, "/progress");
-      if (!progress.empty() && progress != "null") absl::StrAppend(&line, " ", progress);
+      boost::system::error_code none_either;
+      const boost::json::value* progress = worker.find_pointer("/progress", none_either);
+      const double share =
+          progress != nullptr && progress->is_number() ? progress->to_number<double>() : 0;
+      if (share > 0 && share < 1) absl::StrAppend(&line, absl::StrFormat(" %.0f %%", share * 100));
     }
   }
   return line;

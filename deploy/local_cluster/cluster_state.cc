@@ -5,10 +5,13 @@
 #include <sstream>
 
 #include <boost/json.hpp>
+#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 
+#include "common/build_info.h"
 #include "common/file_util.h"
+#include "common/ids.h"
 #include "common/status_macros.h"
 
 namespace twinspark {
@@ -42,6 +45,17 @@ absl::Status WriteClusterState(const std::string& path, const ClusterState& stat
                                       {"model_dir", state.model_dir},
                                       {"tp", state.tp}};
   return WriteFileAtomically(path, boost::json::serialize(object) + "\n");
+}
+
+std::string BuildFingerprint(const std::string& bin_dir) {
+  std::string facts;
+  for (const char* program : {"gateway", "shard_worker", "engram_service"}) {
+    struct stat info {};
+    if (stat(absl::StrCat(bin_dir, "/", program).c_str(), &info) != 0) continue;
+    absl::StrAppend(&facts, program, info.st_size, ".", info.st_mtim.tv_sec, ".",
+                    info.st_mtim.tv_nsec, ";");
+  }
+  return absl::StrCat(BuildId(), " ", Hex16(Hash64(facts)));
 }
 
 uint64_t ProcessStartTicks(pid_t pid) {

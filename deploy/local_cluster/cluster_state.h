@@ -24,6 +24,9 @@ struct ClusterState {
 absl::StatusOr<ClusterState> ReadClusterState(const std::string& path);
 absl::Status WriteClusterState(const std::string& path, const ClusterState& state);
 
+// Commit, build type, and which binaries of bin_dir exactly: a rebuilt checkout is another build.
+std::string BuildFingerprint(const std::string& bin_dir);
+
 // 0 when there is no such process.
 uint64_t ProcessStartTicks(pid_t pid);
 bool SupervisorRuns(const ClusterState& state);

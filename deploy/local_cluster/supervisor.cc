@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "common/build_info.h"
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/file_util.h"
@@ -134,9 +133,10 @@ absl::Status Supervisor::StartAll() {
   ASSIGN_OR_RETURN(const std::string address, WaitForPort("gateway"));
   const size_t colon = address.rfind(':');
   const int port = std::atoi(address.c_str() + (colon == std::string::npos ? 0 : colon + 1));
-  RETURN_IF_ERROR(WriteClusterState(
-      PathOf("cluster.json"),
-      {getpid(), ProcessStartTicks(getpid()), port, BuildId(), options_.model_dir, options_.tp}));
+  RETURN_IF_ERROR(
+      WriteClusterState(PathOf("cluster.json"),
+                        {getpid(), ProcessStartTicks(getpid()), port,
+                         BuildFingerprint(options_.bin_dir), options_.model_dir, options_.tp}));
   Report(absl::StrCat("listening ", port));
   return absl::OkStatus();
 }

@@ -33,7 +33,7 @@ def cluster_pids(run_dir):
                 state = file.read().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if str(run_dir) in command and state != "Z" and "pytest" not in command:
+        if str(run_dir) in command and state != "Z":
             found[int(name)] = command
     return found
 
