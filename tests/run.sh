@@ -26,6 +26,7 @@ if [ ! -x build/venv/bin/pytest ]; then
   python3 -m venv build/venv
   build/venv/bin/pip install -q --disable-pip-version-check -r tests/e2e/requirements.txt
 fi
+tests/fetch_tokenizer.sh || [ $? -eq 77 ]   # 77: not to be had here; what needs it is skipped
 
 stage "build"
 cmake --preset release >build/configure.log 2>&1 || { tail -30 build/configure.log; exit 1; }

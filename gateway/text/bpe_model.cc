@@ -1,5 +1,6 @@
-// Merging works on a doubly linked list of symbols and a heap of candidate pairs. A candidate is
-// stale when either symbol has changed since it was pushed; it is then skipped when popped.
+// Merging a long piece works on a doubly linked list of symbols and a heap of candidate pairs. A
+// candidate is stale when either symbol has changed since it was pushed; it is then skipped when
+// popped.
 #include "gateway/text/bpe_model.h"
 
 #include <algorithm>
@@ -63,10 +64,52 @@ absl::StatusOr<BpeModel> BpeModel::Create(
     model.merges_.emplace(Key(left_it->second, right_it->second),
                           Merge{static_cast<int32_t>(rank), merged_it->second});
   }
+  model.byte_merges_.resize(256 * 256);
+  for (size_t pair = 0; pair < model.byte_merges_.size(); ++pair) {
+    model.byte_merges_[pair] = model.Find(model.byte_ids_[pair >> 8], model.byte_ids_[pair & 255]);
+  }
   return model;
 }
 
 void BpeModel::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
+  if (piece.size() <= kMaxShortBytes) {
+    EncodeShort(piece, ids);
+  } else {
+    EncodeLong(piece, ids);
+  }
+}
+
+void BpeModel::EncodeShort(std::string_view piece, std::vector<int32_t>* ids) const {
+  size_t n = piece.size();
+  std::array<int32_t, kMaxShortBytes> symbols;
+  std::array<Merge, kMaxShortBytes> merges;  // [i]: of symbols i and i + 1
+  for (size_t i = 0; i < n; ++i) {
+    const uint8_t byte = static_cast<uint8_t>(piece[i]);
+    symbols[i] = byte_ids_[byte];
+    if (i + 1 < n) {
+      merges[i] = byte_merges_[static_cast<size_t>(byte) << 8 | static_cast<uint8_t>(piece[i + 1])];
+    }
+  }
+  while (n > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < n; ++i) {
+      if (merges[i].rank < merges[best].rank) best = i;
+    }
+    if (merges[best].rank == kNoRank) break;
+    symbols[best] = merges[best].id;
+    // Symbol best + 1 goes; the merge of `best` with what follows takes the place of its own.
+    for (size_t i = best + 1; i + 1 < n; ++i) {
+      symbols[i] = symbols[i + 1];
+      merges[i - 1] = merges[i];
+    }
+    --n;
+    if (best > 0) merges[best - 1] = Find(symbols[best - 1], symbols[best]);
+    if (best + 1 < n) merges[best] = Find(symbols[best], symbols[best + 1]);
+  }
+  ids->insert(ids->end(), symbols.begin(), symbols.begin() + static_cast<ptrdiff_t>(n));
+}
+
+void BpeModel::EncodeLong(std::string_view piece, std::vector<int32_t>* ids) const {
   const int32_t n = static_cast<int32_t>(piece.size());
   std::vector<Symbol> symbols(piece.size());
   for (int32_t i = 0; i < n; ++i) {
@@ -80,9 +123,9 @@ void BpeModel::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
     const int32_t left_id = symbols[static_cast<size_t>(left)].id;
     const int32_t right = symbols[static_cast<size_t>(left)].next;
     const int32_t right_id = symbols[static_cast<size_t>(right)].id;
-    const auto it = merges_.find(Key(left_id, right_id));
-    if (it == merges_.end()) return;
-    heap.push_back({it->second.rank, left, left_id, right_id, it->second.id});
+    const Merge merge = Find(left_id, right_id);
+    if (merge.rank == kNoRank) return;
+    heap.push_back({merge.rank, left, left_id, right_id, merge.id});
     std::push_heap(heap.begin(), heap.end(), Later);
   };
   for (int32_t i = 0; i + 1 < n; ++i)

@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -rL "$dir" "$work/copy"
 chmod -R u+w "$work/copy"
-"$program" --dir "$work/copy" "$@" > "$work/log" || { tail -3 "$work/log"; echo "fails unchanged"; exit 1; }
+"$program" --dir "$work/copy" "$@" > "$work/log" || { code=$?; tail -3 "$work/log"; echo "fails unchanged"; exit $((code == 77 ? 77 : 1)); }
 byte=$(od -An -tu1 -j "$offset" -N1 "$work/copy/$file")
 printf "\\x$(printf %x $((byte ^ xor)))" | dd of="$work/copy/$file" bs=1 seek="$offset" conv=notrunc status=none
 status=0
