@@ -84,7 +84,7 @@ HWY_EXPORT(LoadQuery);
 HWY_EXPORT(ScoreKeys);
 
 constexpr int64_t kKeyTile = 64;  // groups scored at a time
-constexpr int64_t kMaxTileRows = 8;
+constexpr int64_t kMaxTileRows = 16;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 struct Scored {
@@ -182,30 +182,39 @@ int64_t NumBlocks(const IndexSelectParams& p, int64_t num_groups) {
   return (num_groups + p.candidate_block - 1) / p.candidate_block;
 }
 
-// Is group g of row t taken part in? Walks the ascending candidate list with `cursor`.
-bool InCandidates(const IndexSelectParams& p, int64_t t, int64_t g, int32_t* cursor) {
-  const int32_t* blocks = p.candidates.Row<int32_t>(t);
-  const int64_t block = g / p.candidate_block;
-  while (*cursor < p.num_candidates[t] && blocks[*cursor] < block)
-    ++*cursor;
-  return *cursor < p.num_candidates[t] && blocks[*cursor] == block;
-}
-
-// State of one row while the keys stream past.
+// State of one row while the keys stream past, block by block.
 struct RowStream {
   int64_t visible = 0;
   RowNeeds needs;
-  int32_t cursor = 0;  // into the candidate list
-  int64_t block = -1;  // block whose maximum is being formed
+  int64_t block = -1;     // block of the groups being fed
+  int64_t block_end = 0;  // its end, in groups
+  bool taken = true;      // whether its groups take part
   float block_best = kMasked;
+  int32_t cursor = 0;  // into the ascending candidate list
 };
 
 void EndBlock(const IndexSelectParams& p, RowStream& row, TopSet& blocks) {
-  if (row.block < 0) return;
+  if (row.block < 0 || !row.needs.candidates) return;
   // The newest visible group's block is pinned.
   const bool pinned = row.block == (row.visible - 1) / p.candidate_block;
   const float best = pinned ? std::numeric_limits<float>::infinity() : row.block_best;
   blocks.Add(best, static_cast<int32_t>(row.block));
+}
+
+void NextBlock(const IndexSelectParams& p, int64_t t, RowStream& row, TopSet& blocks) {
+  if (p.mode == Mode::kPlain) {
+    row.block_end = row.visible;
+    return;
+  }
+  EndBlock(p, row, blocks);
+  ++row.block;
+  row.block_end += p.candidate_block;
+  row.block_best = kMasked;
+  if (p.mode != Mode::kConsume) return;
+  const int32_t* candidates = p.candidates.Row<int32_t>(t);
+  while (row.cursor < p.num_candidates[t] && candidates[row.cursor] < row.block)
+    ++row.cursor;
+  row.taken = row.cursor < p.num_candidates[t] && candidates[row.cursor] == row.block;
 }
 
 // Feeds the scores of groups [begin, begin + count) of row t.
@@ -218,19 +227,20 @@ void FeedScores(const IndexSelectParams& p,
                 TopSet& best_rows,
                 TopSet& best_blocks) {
   float* out = p.scores.data != nullptr ? p.scores.Row<float>(t) : nullptr;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t g = begin + i;
-    const bool taken = p.mode != Mode::kConsume || InCandidates(p, t, g, &row.cursor);
-    const float score = taken ? scores[i] : kMasked;
-    if (out != nullptr) out[g] = score;
-    if (taken) best_rows.Add(score, static_cast<int32_t>(g));
-    if (!row.needs.candidates) continue;
-    if (g / p.candidate_block != row.block) {
-      EndBlock(p, row, best_blocks);
-      row.block = g / p.candidate_block;
-      row.block_best = kMasked;
+  for (int64_t g = begin; g < begin + count;) {
+    if (g == row.block_end) NextBlock(p, t, row, best_blocks);
+    const int64_t stop = std::min(begin + count, row.block_end);
+    if (out != nullptr) {
+      for (int64_t i = g; i < stop; ++i)
+        out[i] = row.taken ? scores[i - begin] : kMasked;
     }
-    row.block_best = std::max(row.block_best, score);
+    if (row.taken) {
+      for (int64_t i = g; i < stop; ++i) {
+        row.block_best = std::max(row.block_best, scores[i - begin]);
+        best_rows.Add(scores[i - begin], static_cast<int32_t>(i));
+      }
+    }
+    g = stop;
   }
 }
 

@@ -62,23 +62,30 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> EncodeSmall(DF d, VF y) {
   return hn::Or(code, hn::ShiftRight<kSignShift>(sign));
 }
 
-// Values of Lanes(d) codes, one code per byte.
-template <class F>
-HWY_INLINE VF DecodeSmall(DF d, const uint8_t* codes) {
+// Values of Lanes(d) e4m3 codes divided by 2^8: the code's exponent and mantissa moved to their
+// place in an f16 (whose bias is larger by 8), the sign copied over the top bit.
+HWY_INLINE VF DecodeE4M3(DF d, const uint8_t* codes) {
+  const hn::Rebind<uint8_t, DF> d8;
+  const hn::Rebind<uint16_t, DF> d16;
+  const hn::Rebind<int16_t, DF> di16;
+  const hn::Rebind<hwy::float16_t, DF> df16;
+  const auto upper = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes)));
+  const auto moved = hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(di16, upper)));
+  const auto half = hn::And(moved, hn::Set(d16, static_cast<uint16_t>(0xbfff)));
+  return hn::PromoteTo(d, hn::BitCast(df16, half));
+}
+
+// Upper bytes of the f16 forms of all e2m1 codes (the lower bytes are 0).
+constexpr uint8_t kE2M1Half[16] = {0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46,
+                                   0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6};
+
+// Values of Lanes(d) such upper bytes.
+HWY_INLINE VF DecodeHalf(DF d, const uint8_t* upper_bytes) {
   const hn::Rebind<uint8_t, DF> d8;
   const hn::Rebind<uint16_t, DF> d16;
   const hn::Rebind<hwy::float16_t, DF> df16;
-  constexpr int kToMantissa = 10 - F::kMantissa;
-  constexpr int kToSign = F::kSignBit == 0x80 ? 8 : 12;
-  const auto code = hn::PromoteTo(d16, hn::LoadU(d8, codes));
-  const auto sign_bit = hn::Set(d16, static_cast<uint16_t>(F::kSignBit));
-  const auto magnitude = hn::AndNot(sign_bit, code);
-  const auto half = hn::Or(hn::ShiftLeft<kToMantissa>(magnitude),
-                           hn::ShiftLeft<kToSign>(hn::And(sign_bit, code)));
-  // The f16 exponent bias is 15.
-  const VF rebias =
-      hn::Set(d, std::bit_cast<float>(static_cast<uint32_t>(127 + 15 - F::kBias) << 23));
-  return hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, half)), rebias);
+  const auto half = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, upper_bytes)));
+  return hn::PromoteTo(d, hn::BitCast(df16, half));
 }
 
 // 2^ceil(log2 t) of a normal t > 0, as its e8m0 byte.
@@ -87,7 +94,7 @@ HWY_INLINE uint32_t PowerOfTwoCeil(float t) {
   return std::min((bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u), 254u);
 }
 HWY_INLINE float E8M0Scale(uint32_t byte) {
-  return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that we write
+  return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that EncodeRow writes
 }
 
 // Scale byte of a group with largest magnitude `largest`, and the scale itself.
@@ -103,8 +110,15 @@ HWY_INLINE uint8_t GroupScale(CacheFormat format, float largest, float* scale) {
   *scale = E8M0Scale(byte);
   return static_cast<uint8_t>(byte);
 }
+// Positive e4m3 code: 2^(exponent - 7) * (1 + mantissa / 8), or steps of 2^-9 below.
+HWY_INLINE float E4M3Scale(uint8_t code) {
+  const int32_t mantissa = code & 7;
+  const float normal = std::bit_cast<float>((static_cast<uint32_t>(code) << 20) +
+                                            (static_cast<uint32_t>(120) << 23));
+  return code >= 8 ? normal : static_cast<float>(mantissa) * 0x1p-9f;
+}
 HWY_INLINE float DecodeScale(CacheFormat format, uint8_t byte) {
-  return format == CacheFormat::kQ4E4 ? E4M3ToF32(byte) : E8M0ToF32(byte);
+  return format == CacheFormat::kQ4E4 ? E4M3Scale(byte) : E8M0Scale(byte);
 }
 
 template <class F, class T>
@@ -158,17 +172,18 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
   }
 }
 
-// 2 * 16 codes from 16 bytes (or 2 * 8 from 8), low nibble first.
-HWY_INLINE void UnpackNibbles(const uint8_t* packed, int group, uint8_t* codes) {
+// f16 upper bytes of the 32 codes in 16 bytes (or 16 in 8), low nibble first.
+HWY_INLINE void UnpackNibbles(const uint8_t* packed, int64_t group, uint8_t* halves) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < group; ++i) {
-    codes[i] = static_cast<uint8_t>((packed[i / 2] >> (4 * (i % 2))) & 0x0f);
+  for (int64_t i = 0; i < group; ++i) {
+    halves[i] = kE2M1Half[(packed[i / 2] >> (4 * (i % 2))) & 0x0f];
   }
 #else
   const hn::FixedTag<uint8_t, 16> d8;
   const hn::FixedTag<uint16_t, 8> d16;
   const hn::FixedTag<uint64_t, 2> d64;
   const auto mask = hn::Set(d8, static_cast<uint8_t>(0x0f));
+  const auto table = hn::LoadU(d8, kE2M1Half);
   auto bytes = hn::Zero(d8);
   if (group == 32) {
     bytes = hn::LoadU(d8, packed);
@@ -179,8 +194,11 @@ HWY_INLINE void UnpackNibbles(const uint8_t* packed, int group, uint8_t* codes) 
   }
   const auto low = hn::And(bytes, mask);
   const auto high = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), mask);
-  hn::StoreU(hn::InterleaveLower(d8, low, high), d8, codes);
-  if (group == 32) hn::StoreU(hn::InterleaveUpper(d8, low, high), d8, codes + 16);
+  const auto first = hn::InterleaveLower(d8, low, high);
+  hn::StoreU(hn::TableLookupBytes(table, first), d8, halves);
+  if (group != 32) return;
+  const auto second = hn::InterleaveUpper(d8, low, high);
+  hn::StoreU(hn::TableLookupBytes(table, second), d8, halves + 16);
 #endif
 }
 
@@ -205,21 +223,26 @@ HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* 
   const int64_t group = CacheGroup(format);
   if (format == CacheFormat::kQ8) {
     const uint8_t* scales = src + n;
+    constexpr uint8_t kLargestFolded = 127 + 100;  // beyond it 2^8 times the scale could overflow
+    const VF rebias = hn::Set(d, 256.0f);
     for (int64_t g = 0; g < n / group; ++g) {
-      const VF scale = hn::Set(d, DecodeScale(format, scales[g]));
+      const bool folded = scales[g] <= kLargestFolded;
+      const float scale = DecodeScale(format, scales[g]);
+      const VF factor = hn::Set(d, folded ? scale * 256.0f : scale);
       for (int64_t i = g * group; i < (g + 1) * group; i += lanes) {
-        StoreF32(hn::Mul(DecodeSmall<E4M3>(d, src + i), scale), d, out + i);
+        const VF value = DecodeE4M3(d, src + i);
+        StoreF32(hn::Mul(folded ? value : hn::Mul(value, rebias), factor), d, out + i);
       }
     }
     return;
   }
   const uint8_t* scales = src + n / 2;
-  HWY_ALIGN uint8_t codes[32];
+  HWY_ALIGN uint8_t halves[32];
   for (int64_t g = 0; g < n / group; ++g) {
-    UnpackNibbles(src + g * group / 2, static_cast<int>(group), codes);
+    UnpackNibbles(src + g * group / 2, group, halves);
     const VF scale = hn::Set(d, DecodeScale(format, scales[g]));
     for (int64_t i = 0; i < group; i += lanes) {
-      StoreF32(hn::Mul(DecodeSmall<E2M1>(d, codes + i), scale), d, out + g * group + i);
+      StoreF32(hn::Mul(DecodeHalf(d, halves + i), scale), d, out + g * group + i);
     }
   }
 }
