@@ -131,9 +131,9 @@ EngineStatus EngineLoop::GetStatus() const {
     status.state_age_s = Seconds(state_since_us_, now_us);
     status.last_epoch_end = last_epoch_end_;
     if (status.state == EngineState::kBooting) {
-      status.reason = absl::StrCat("waiting for ", facts.waiting_for);
+      status.reason = absl::StrCat("waiting for workers: ", facts.waiting_for);
     } else if (status.state == EngineState::kRecovering) {
-      status.reason = absl::StrCat(last_epoch_end_, "; waiting for ", facts.waiting_for);
+      status.reason = absl::StrCat(last_epoch_end_, "; waiting for workers: ", facts.waiting_for);
     } else if (status.state == EngineState::kDraining) {
       status.reason = "the server is shutting down";
     }
@@ -164,6 +164,7 @@ void EngineLoop::Drain(int64_t timeout_ms) {
 // ---- Engine thread -----------------------------------------------------------------------------
 
 void EngineLoop::Run() {
+  bool was_idle = true;
   while (!stop_) {
     std::vector<EngineMessage> messages = inbox_.Take(kTurnUs);
     last_turn_us_ = clock_.NowUs();
@@ -173,7 +174,10 @@ void EngineLoop::Run() {
     CheckDeadlines();
     SendSteps();
     DeliverEvents();
-    Publish(/*force=*/false);
+    // The first look after the last request shows free slots and pages.
+    const bool is_idle = scheduler_.empty();
+    Publish(/*force=*/is_idle && !was_idle);
+    was_idle = is_idle;
   }
   FailRequests(absl::UnavailableError("shutting_down: the gateway ends"));
   monitor_.Watch(nullptr);
@@ -208,9 +212,7 @@ void EngineLoop::Handle(SubmitMessage message) {
   const auto [it, inserted] = running_.emplace(message.id, std::move(running));
   CHECK(inserted);
   if (status.ok()) return;
-  const std::shared_ptr<GenerateEvents> events = it->second.events;
-  EndRequest(message.id, "error");
-  events->OnError(status);
+  EndRequest(message.id, "error", [&](GenerateEvents& events) { events.OnError(status); });
 }
 
 void EngineLoop::Handle(EndMessage message) {
@@ -401,17 +403,16 @@ void EngineLoop::Deliver(SequenceEvent& event, Running& running) {
       info.num_prompt_tokens = event.num_prompt_ids;
       info.num_completion_tokens = event.num_emitted;
       info.num_preemptions = event.num_preemptions;
-      const std::shared_ptr<GenerateEvents> events = running.events;
-      EndRequest(id, length ? "length" : abort ? "abort" : "stop");
-      events->OnFinish(info);
+      EndRequest(id,
+                 length  ? "length"
+                 : abort ? "abort"
+                         : "stop",
+                 [&](GenerateEvents& events) { events.OnFinish(info); });
       break;
     }
-    case SequenceEvent::Kind::kFailed: {
-      const std::shared_ptr<GenerateEvents> events = running.events;
-      EndRequest(id, "error");
-      events->OnError(event.error);
+    case SequenceEvent::Kind::kFailed:
+      EndRequest(id, "error", [&](GenerateEvents& events) { events.OnError(event.error); });
       break;
-    }
   }
 }
 
@@ -428,8 +429,9 @@ void EngineLoop::DeliverTokens(const SequenceEvent& event, Running& running) {
   running.events->OnTokens(event.tokens, event.logprobs);
 }
 
-// Forgets the request; its last event is the caller's next line.
-void EngineLoop::EndRequest(GenerateId id, const char* reason) {
+void EngineLoop::EndRequest(GenerateId id,
+                            const char* reason,
+                            const std::function<void(GenerateEvents&)>& last_event) {
   const auto it = running_.find(id);
   const Running running = std::move(it->second);
   running_.erase(it);
@@ -445,6 +447,8 @@ void EngineLoop::EndRequest(GenerateId id, const char* reason) {
            << " output=" << running.num_emitted
            << " ttft_ms=" << 1e3 * PhaseSeconds(running.accept_us, running.first_token_us)
            << " e2e_ms=" << 1e3 * times.e2e_s;
+  last_event(*running.events);
+  // Counted as running until here: Drain returns when every request has heard its last event.
   std::lock_guard lock(mutex_);
   if (!running.admitted) --num_queued_;
   if (--num_requests_ == 0) idle_changed_.notify_all();

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -101,7 +102,9 @@ class EngineLoop : public GenerateService {
   void DeliverEvents();
   void Deliver(SequenceEvent& event, Running& running);
   void DeliverTokens(const SequenceEvent& event, Running& running);
-  void EndRequest(GenerateId id, const char* reason);
+  void EndRequest(GenerateId id,
+                  const char* reason,
+                  const std::function<void(GenerateEvents&)>& last_event);
   // Cause is one word for the metrics, reason a line for people.
   void EndEpoch(const std::string& cause, const std::string& reason);
   void FailRequests(const absl::Status& error);

@@ -205,7 +205,7 @@ absl::StatusOr<EpochManager::Setup> EpochManager::TrySetUp() {
   {
     std::lock_guard lock(mutex_);
     facts_.epoch = group_config.epoch;
-    facts_.waiting_for = "workers load and join";
+    facts_.waiting_for = "they load and join";
     // After the first epoch the digests may not change any more.
     group_config.expected_config_digest = facts_.config_digest;
     group_config.expected_weights_digest = facts_.weights_digest;

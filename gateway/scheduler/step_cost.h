@@ -12,7 +12,7 @@ namespace twinspark::gateway {
 class StepCost {
  public:
   // Milliseconds. A guess that is too high costs a small first chunk, one too low a long wait.
-  static constexpr double kFirstPrefillMsPerRow = 2.0;
+  static constexpr double kFirstPrefillMsPerRow = 1.0;
   static constexpr double kFirstRoundMs = 20.0;
 
   double PredictMs(int round_rows, int prefill_rows) const;
