@@ -307,6 +307,7 @@ void ModelBackend::FillReport(LoadReport& report) const {
 
 void ModelBackend::Unload() {
   model_.reset();
+  costs_.clear();
   const std::lock_guard<std::mutex> lock(mutex_);
   weights_digest_.clear();
   config_digest_.clear();
@@ -373,9 +374,12 @@ absl::Status ModelBackend::CompareRanks(const GroupConfig& config, const LoadRep
                        &mine[i * kFieldBytes], ", rank ", rank, " has ", theirs));
     }
   }
-  // The sum must be right and the same everywhere before a model depends on it.
-  std::vector<float> sum = {static_cast<float>(config.rank + 1), 0.5f};
+  // The sum must be right and the same everywhere before a model depends on it. It also tells
+  // whether any rank has yet to measure: they measure together or not at all.
+  std::vector<float> sum = {static_cast<float>(config.rank + 1), 0.5f,
+                            costs_.empty() ? 1.0f : 0.0f};
   RETURN_IF_ERROR(communicator_->AllReduceSum(sum));
+  if (sum[2] != 0) costs_.clear();
   const float expected = static_cast<float>(config.world * (config.world + 1) / 2);
   if (sum[0] != expected || sum[1] != 0.5f * static_cast<float>(config.world)) {
     return absl::AbortedError(
@@ -405,14 +409,13 @@ absl::StatusOr<std::vector<StepCost>> ModelBackend::Join(const GroupConfig& conf
   // Both ranks get here together, with their row services: only now may a wait be short.
   if (communicator_ != nullptr) RETURN_IF_ERROR(communicator_->Barrier());
   RETURN_IF_ERROR(model_->BeginEpoch(communicator_.get(), watched_rows_.get()));
-  std::vector<StepCost> costs;
-  if (options_.measure_costs) {
-    ASSIGN_OR_RETURN(costs, MeasureCosts(*this, report.granted, report.model.vocab_size,
-                                         report.model.max_drafts));
+  if (options_.measure_costs && costs_.empty()) {
+    ASSIGN_OR_RETURN(costs_, MeasureCosts(*this, report.granted, report.model.vocab_size,
+                                          report.model.max_drafts));
     RETURN_IF_ERROR(model_->BeginEpoch(communicator_.get(), watched_rows_.get()));
   }
   if (aborted_.load()) return AbortedNow();
-  return costs;
+  return costs_;
 }
 
 void ModelBackend::Leave() {

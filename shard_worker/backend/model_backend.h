@@ -92,6 +92,7 @@ class ModelBackend : public WorkerBackend {
   std::string resident_engram_dir_;
   MemoryRequest planned_for_;
   MemoryPlan plan_;
+  std::vector<StepCost> costs_;  // measured once per load, by all ranks together
 
   std::atomic<bool> aborted_{false};
   std::atomic<int> layers_done_{0};
