@@ -107,6 +107,36 @@ HWY_NOINLINE void PanelRows(const float* HWY_RESTRICT x,
   if constexpr (R > 5) store(5, a5, b5);
 }
 
+// One row times four vectors of columns: with two, the latency of a multiply-add would bind. The
+// same chain per output as PanelRows.
+template <class W>
+HWY_NOINLINE void PanelOneRowWide(const float* HWY_RESTRICT x,
+                                  const W* HWY_RESTRICT w0,
+                                  const W* HWY_RESTRICT w1,
+                                  const W* HWY_RESTRICT w2,
+                                  const W* HWY_RESTRICT w3,
+                                  size_t w_stride,
+                                  size_t steps,
+                                  float* HWY_RESTRICT z0,
+                                  float* HWY_RESTRICT z1,
+                                  float* HWY_RESTRICT z2,
+                                  float* HWY_RESTRICT z3) {
+  const PanelF32 d;
+  PanelVF a0 = hn::LoadU(d, z0), a1 = hn::LoadU(d, z1);
+  PanelVF a2 = hn::LoadU(d, z2), a3 = hn::LoadU(d, z3);
+  for (size_t s = 0; s < steps; ++s) {
+    const PanelVF xs = hn::Set(d, x[s]);
+    a0 = hn::MulAdd(xs, LoadWeights(w0 + s * w_stride), a0);
+    a1 = hn::MulAdd(xs, LoadWeights(w1 + s * w_stride), a1);
+    a2 = hn::MulAdd(xs, LoadWeights(w2 + s * w_stride), a2);
+    a3 = hn::MulAdd(xs, LoadWeights(w3 + s * w_stride), a3);
+  }
+  hn::StoreU(a0, d, z0);
+  hn::StoreU(a1, d, z1);
+  hn::StoreU(a2, d, z2);
+  hn::StoreU(a3, d, z3);
+}
+
 // Any number of rows, in blocks of kPanelRows.
 template <class W>
 HWY_INLINE void PanelGemm(const float* HWY_RESTRICT x,

@@ -97,15 +97,6 @@ HWY_INLINE PanelVF Decode3Inst(PanelVU states) {
   return hn::BitCast(d, hn::And(rounded, hn::Set(du, 0xffffe000u)));
 }
 
-template <Exl3Codebook kCodebook>
-HWY_INLINE PanelVF DecodeStates(PanelVU states) {
-  if constexpr (kCodebook == Exl3Codebook::kMul1) {
-    return DecodeMul1(states);
-  } else {
-    return Decode3Inst<kCodebook>(states);
-  }
-}
-
 // The last word of the lane to the left, for lanes `sub * N` .. of a row of 16 (two rings of 8).
 HWY_INLINE PanelVU LeftNeighbours(const uint32_t* HWY_RESTRICT last_words, size_t sub) {
   const PanelU32 du;
@@ -131,131 +122,143 @@ constexpr int FirstInWord(int i) {
   return (32 * i) / K;
 }
 
-// Where a decoded vector goes: to a panel [16 steps][2 halves][N], or straight into the product
-// with one or two rows of x (kRows = 1, 2). Position q is column half (q >> 2) & 1, step below.
-template <int kRows>
-struct Sink {
-  static constexpr size_t Step(int q) { return static_cast<size_t>((q >> 3) * 4 + (q & 3)); }
-  template <int q>
-  static HWY_INLINE void Put(PanelVF value,
-                             float* HWY_RESTRICT panel,
-                             const float* HWY_RESTRICT x,
-                             size_t x_stride,
-                             PanelVF& a0,
-                             PanelVF& b0,
-                             PanelVF& a1,
-                             PanelVF& b1) {
-    const PanelF32 d;
-    constexpr size_t kStep = Step(q);
-    constexpr size_t kHalf = (q >> 2) & 1;
-    if constexpr (kRows == 0) {
-      hn::StoreU(value, d, panel + (2 * kStep + kHalf) * kPanelLanes);
-    } else {
-      PanelVF& first = kHalf == 0 ? a0 : b0;
-      first = hn::MulAdd(hn::Set(d, x[kStep]), value, first);
-      if constexpr (kRows == 2) {
-        PanelVF& second = kHalf == 0 ? a1 : b1;
-        second = hn::MulAdd(hn::Set(d, x[x_stride + kStep]), value, second);
-      }
-    }
-  }
-};
+// Position q of a ring belongs to column half (q >> 2) & 1 and is this step of its tile.
+constexpr size_t StepOf(int q) {
+  return static_cast<size_t>((q >> 3) * 4 + (q & 3));
+}
 
-// All positions that end in word i, given that word and the 32 bits that straddle its start.
-template <Exl3Codebook kCodebook, int K, int kRows, int i, int... offsets>
+// Where a decoded vector goes: to a panel [16 steps][2 halves][N], or straight into the product
+// with one row of x.
+template <bool kMultiply, int q>
+HWY_INLINE void PutDecoded(PanelVF value,
+                           float* HWY_RESTRICT panel,
+                           const float* HWY_RESTRICT x,
+                           PanelVF& sum0,
+                           PanelVF& sum1) {
+  const PanelF32 d;
+  constexpr size_t kStep = StepOf(q);
+  constexpr size_t kHalf = (q >> 2) & 1;
+  if constexpr (kMultiply) {
+    PanelVF& sum = kHalf == 0 ? sum0 : sum1;
+    sum = hn::MulAdd(hn::Set(d, x[kStep]), value, sum);
+  } else {
+    hn::StoreU(value, d, panel + (2 * kStep + kHalf) * kPanelLanes);
+  }
+}
+
+// State of position q, which ends in word i, given that word and the 32 bits that straddle its
+// start.
+template <int K, int i, int q>
+HWY_INLINE PanelVU StateOf(PanelVU word, PanelVU straddling) {
+  const PanelVU mask = hn::Set(PanelU32(), 0xffffu);
+  constexpr int kEnd = (q + 1) * K - 32 * i;  // 1 .. 32
+  if constexpr (kEnd == 16) {
+    return hn::ShiftRight<16>(word);
+  } else if constexpr (kEnd > 16) {
+    return hn::And(hn::ShiftRight<32 - kEnd>(word), mask);
+  } else {
+    return hn::And(hn::ShiftRight<16 - kEnd>(straddling), mask);
+  }
+}
+
+// All positions that end in word i.
+template <int K, bool kMultiply, int i, int... offsets>
 HWY_INLINE void DecodeWord(std::integer_sequence<int, offsets...>,
                            PanelVU word,
                            PanelVU straddling,
                            float* HWY_RESTRICT panel,
                            const float* HWY_RESTRICT x,
-                           size_t x_stride,
-                           PanelVF& a0,
-                           PanelVF& b0,
-                           PanelVF& a1,
-                           PanelVF& b1) {
-  const PanelU32 du;
-  const PanelVU mask = hn::Set(du, 0xffffu);
-  const auto one = [&](auto position) HWY_ATTR {
-    constexpr int q = decltype(position)::value;
-    constexpr int kEnd = (q + 1) * K - 32 * i;  // 1 .. 32
-    PanelVU states = word;
-    if constexpr (kEnd == 16) {
-      states = hn::ShiftRight<16>(word);
-    } else if constexpr (kEnd > 16) {
-      states = hn::And(hn::ShiftRight<32 - kEnd>(word), mask);
-    } else {
-      states = hn::And(hn::ShiftRight<16 - kEnd>(straddling), mask);
-    }
-    Sink<kRows>::template Put<q>(DecodeStates<kCodebook>(states), panel, x, x_stride, a0, b0, a1,
-                                 b1);
-  };
-  (one(std::integral_constant<int, FirstInWord<K>(i) + offsets>()), ...);
+                           PanelVF& sum0,
+                           PanelVF& sum1) {
+  constexpr int kFirst = FirstInWord<K>(i);
+  (PutDecoded<kMultiply, kFirst + offsets>(
+       DecodeMul1(StateOf<K, i, kFirst + offsets>(word, straddling)), panel, x, sum0, sum1),
+   ...);
 }
 
-// One tile for the lanes of `sub`: words[i * 16 + lane].
-template <Exl3Codebook kCodebook, int K, int kRows, int... words_idx>
-HWY_INLINE void DecodeTile(std::integer_sequence<int, words_idx...>,
-                           const uint32_t* HWY_RESTRICT words,
-                           size_t sub,
-                           float* HWY_RESTRICT panel,
-                           const float* HWY_RESTRICT x,
-                           size_t x_stride,
-                           PanelVF& a0,
-                           PanelVF& b0,
-                           PanelVF& a1,
-                           PanelVF& b1) {
-  const PanelU32 du;
-  PanelVU previous = LeftNeighbours(words + (K - 1) * 16, sub);
-  const uint32_t* HWY_RESTRICT own = words + sub * kPanelLanes;
-  const auto one = [&](auto index) HWY_ATTR {
-    constexpr int i = decltype(index)::value;
-    const PanelVU word = hn::LoadU(du, own + i * 16);
+// Word i of a tile and the ones after it.
+template <int K, bool kMultiply, int i>
+HWY_INLINE void DecodeWordsFrom(const uint32_t* HWY_RESTRICT own,
+                                PanelVU previous,
+                                float* HWY_RESTRICT panel,
+                                const float* HWY_RESTRICT x,
+                                PanelVF& sum0,
+                                PanelVF& sum1) {
+  if constexpr (i < K) {
+    const PanelVU word = hn::LoadU(PanelU32(), own + i * 16);
     const PanelVU straddling = hn::Or(hn::ShiftLeft<16>(previous), hn::ShiftRight<16>(word));
     constexpr int kCount = FirstInWord<K>(i + 1) - FirstInWord<K>(i);
-    DecodeWord<kCodebook, K, kRows, i>(std::make_integer_sequence<int, kCount>(), word, straddling,
-                                       panel, x, x_stride, a0, b0, a1, b1);
-    previous = word;
-  };
-  (one(std::integral_constant<int, words_idx>()), ...);
+    DecodeWord<K, kMultiply, i>(std::make_integer_sequence<int, kCount>(), word, straddling, panel,
+                                x, sum0, sum1);
+    DecodeWordsFrom<K, kMultiply, i + 1>(own, word, panel, x, sum0, sum1);
+  }
 }
 
-// `num_tiles` tiles down the inputs, to a panel [num_tiles * 16 steps][2][N].
-template <Exl3Codebook kCodebook, int K>
+// mul1: `num_tiles` tiles down the inputs, to a panel [num_tiles * 16 steps][2][N]. A tile's words
+// are words[i * 16 + lane]; `sub` says which N of the 16 lanes.
+template <int K>
 HWY_NOINLINE void DecodeTiles(const uint32_t* HWY_RESTRICT words,
+                              int /*bits*/,
                               size_t sub,
                               size_t num_tiles,
                               float* HWY_RESTRICT panel) {
   PanelVF unused = hn::Zero(PanelF32());
   for (size_t t = 0; t < num_tiles; ++t) {
-    DecodeTile<kCodebook, K, 0>(std::make_integer_sequence<int, K>(), words + t * (16 * K), sub,
-                                panel + t * (32 * kPanelLanes), nullptr, 0, unused, unused, unused,
-                                unused);
+    const uint32_t* HWY_RESTRICT tile = words + t * (16 * K);
+    DecodeWordsFrom<K, false, 0>(tile + sub * kPanelLanes, LeftNeighbours(tile + (K - 1) * 16, sub),
+                                 panel + t * (32 * kPanelLanes), nullptr, unused, unused);
   }
 }
 
-// The product of one or two rows, decoded values used where they appear.
-template <Exl3Codebook kCodebook, int K, int kRows>
+// mul1: the product of one row, decoded values used where they appear: z0, z1 += x times the tiles.
+template <int K>
 HWY_NOINLINE void MultiplyTiles(const uint32_t* HWY_RESTRICT words,
                                 size_t sub,
                                 size_t num_tiles,
                                 const float* HWY_RESTRICT x,
-                                size_t x_stride,
                                 float* HWY_RESTRICT z0,
-                                float* HWY_RESTRICT z1,
-                                size_t z_stride) {
+                                float* HWY_RESTRICT z1) {
   const PanelF32 d;
-  const size_t second = kRows == 2 ? z_stride : 0;
-  PanelVF a0 = hn::LoadU(d, z0), b0 = hn::LoadU(d, z1);
-  PanelVF a1 = hn::LoadU(d, z0 + second), b1 = hn::LoadU(d, z1 + second);
+  PanelVF sum0 = hn::LoadU(d, z0);
+  PanelVF sum1 = hn::LoadU(d, z1);
   for (size_t t = 0; t < num_tiles; ++t) {
-    DecodeTile<kCodebook, K, kRows>(std::make_integer_sequence<int, K>(), words + t * (16 * K), sub,
-                                    nullptr, x + t * 16, x_stride, a0, b0, a1, b1);
+    const uint32_t* HWY_RESTRICT tile = words + t * (16 * K);
+    DecodeWordsFrom<K, true, 0>(tile + sub * kPanelLanes, LeftNeighbours(tile + (K - 1) * 16, sub),
+                                nullptr, x + t * 16, sum0, sum1);
   }
-  hn::StoreU(a0, d, z0);
-  hn::StoreU(b0, d, z1);
-  if constexpr (kRows == 2) {
-    hn::StoreU(a1, d, z0 + z_stride);
-    hn::StoreU(b1, d, z1 + z_stride);
+  hn::StoreU(sum0, d, z0);
+  hn::StoreU(sum1, d, z1);
+}
+
+// 3inst and mcg, which only older packs use: any K with run-time shifts, always to a panel.
+template <Exl3Codebook kCodebook>
+HWY_NOINLINE void DecodeTilesAnyK(const uint32_t* HWY_RESTRICT words,
+                                  int bits,
+                                  size_t sub,
+                                  size_t num_tiles,
+                                  float* HWY_RESTRICT panel) {
+  const PanelU32 du;
+  const PanelF32 d;
+  const PanelVU mask = hn::Set(du, 0xffffu);
+  for (size_t t = 0; t < num_tiles; ++t) {
+    const uint32_t* HWY_RESTRICT tile = words + t * static_cast<size_t>(16 * bits);
+    const uint32_t* HWY_RESTRICT own = tile + sub * kPanelLanes;
+    float* HWY_RESTRICT to = panel + t * (32 * kPanelLanes);
+    PanelVU previous = LeftNeighbours(tile + (bits - 1) * 16, sub);
+    int q = 0;
+    for (int i = 0; i < bits; ++i) {
+      const PanelVU word = hn::LoadU(du, own + i * 16);
+      const PanelVU straddling = hn::Or(hn::ShiftLeft<16>(previous), hn::ShiftRight<16>(word));
+      for (; (q + 1) * bits <= 32 * (i + 1); ++q) {
+        const int end = (q + 1) * bits - 32 * i;  // 1 .. 32
+        const PanelVU shifted = end >= 16 ? hn::ShiftRightSame(word, 32 - end)
+                                          : hn::ShiftRightSame(straddling, 16 - end);
+        const PanelVF value = Decode3Inst<kCodebook>(hn::And(shifted, mask));
+        const size_t half = (static_cast<size_t>(q) >> 2) & 1;
+        hn::StoreU(value, d, to + (2 * StepOf(q) + half) * kPanelLanes);
+      }
+      previous = word;
+    }
   }
 }
 

@@ -1,7 +1,8 @@
 // EXL3 linear on the CPU: rotate the input, multiply by decoded tiles, rotate the output. One unit
 // of work is one block of 128 output columns of one matrix for all rows of a block of rows: its 4
-// column pairs are decoded once (into registers for one or two rows, else into a first-level cache
-// panel that all rows reuse), and its output transform needs nothing from other units.
+// column pairs are decoded once (into registers for one row of a mul1 matrix, else into a
+// first-level cache panel that all rows reuse), and its output transform needs nothing from other
+// units.
 #include "kernels/exl3/exl3_linear.h"
 
 #include <algorithm>
@@ -26,56 +27,29 @@ HWY_BEFORE_NAMESPACE();
 namespace twinspark {
 namespace HWY_NAMESPACE {
 
-// The two kernels of one (codebook, K).
+// The kernels of one (codebook, K).
 struct TileKernels {
-  void (*decode)(const uint32_t*, size_t, size_t, float*);
-  void (*multiply1)(const uint32_t*, size_t, size_t, const float*, size_t, float*, float*, size_t);
-  void (*multiply2)(const uint32_t*, size_t, size_t, const float*, size_t, float*, float*, size_t);
+  void (*decode)(const uint32_t*, int, size_t, size_t, float*);
+  void (*multiply)(const uint32_t*, size_t, size_t, const float*, float*, float*);  // null: none
 };
 
-template <Exl3Codebook kCodebook, int K>
-TileKernels MakeTileKernels() {
-  if constexpr (kCodebook == Exl3Codebook::kMul1) {
-    return {DecodeTiles<kCodebook, K>, MultiplyTiles<kCodebook, K, 1>,
-            MultiplyTiles<kCodebook, K, 2>};
-  } else {  // the other codebooks always go through a panel
-    return {DecodeTiles<kCodebook, K>, nullptr, nullptr};
-  }
-}
-
-template <Exl3Codebook kCodebook>
-TileKernels KernelsOfBits(int bits) {
-  switch (bits) {
-    case 1:
-      return MakeTileKernels<kCodebook, 1>();
-    case 2:
-      return MakeTileKernels<kCodebook, 2>();
-    case 3:
-      return MakeTileKernels<kCodebook, 3>();
-    case 4:
-      return MakeTileKernels<kCodebook, 4>();
-    case 5:
-      return MakeTileKernels<kCodebook, 5>();
-    case 6:
-      return MakeTileKernels<kCodebook, 6>();
-    case 7:
-      return MakeTileKernels<kCodebook, 7>();
-    case 8:
-      return MakeTileKernels<kCodebook, 8>();
-    default:
-      CHECK(false) << "K = " << bits;
-      return {};
-  }
+template <int K>
+constexpr TileKernels Mul1Kernels() {
+  return {DecodeTiles<K>, MultiplyTiles<K>};
 }
 
 TileKernels KernelsOf(Exl3Codebook codebook, int bits) {
+  constexpr TileKernels kMul1[8] = {Mul1Kernels<1>(), Mul1Kernels<2>(), Mul1Kernels<3>(),
+                                    Mul1Kernels<4>(), Mul1Kernels<5>(), Mul1Kernels<6>(),
+                                    Mul1Kernels<7>(), Mul1Kernels<8>()};
+  CHECK(bits >= 1 && bits <= 8) << "K = " << bits;
   switch (codebook) {
     case Exl3Codebook::k3Inst:
-      return KernelsOfBits<Exl3Codebook::k3Inst>(bits);
+      return {DecodeTilesAnyK<Exl3Codebook::k3Inst>, nullptr};
     case Exl3Codebook::kMcg:
-      return KernelsOfBits<Exl3Codebook::kMcg>(bits);
+      return {DecodeTilesAnyK<Exl3Codebook::kMcg>, nullptr};
     case Exl3Codebook::kMul1:
-      return KernelsOfBits<Exl3Codebook::kMul1>(bits);
+      return kMul1[bits - 1];
   }
   CHECK(false) << "codebook " << static_cast<int>(codebook);
   return {};
@@ -87,7 +61,7 @@ void DecodePairTile(const uint32_t* words, int bits, Exl3Codebook codebook, floa
   HWY_ALIGN float panel[32 * kPanelLanes];
   const TileKernels kernels = KernelsOf(codebook, bits);
   for (size_t sub = 0; sub < 16 / kPanelLanes; ++sub) {
-    kernels.decode(words, sub, 1, panel);
+    kernels.decode(words, bits, sub, 1, panel);
     for (size_t v = 0; v < 32; ++v)
       std::memcpy(out + v * 16 + sub * kPanelLanes, panel + v * kPanelLanes,
                   kPanelLanes * sizeof(float));
@@ -170,6 +144,16 @@ void MultiplyHalves(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
   for (int64_t pair = 0; pair < 4; ++pair) {
     const auto* halves =
         reinterpret_cast<const hwy::float16_t*>(job.weights->PairHalves(4 * block + pair));
+    if (job.rows() == 1 && kPanelLanes <= 8) {
+      for (size_t sub = 0; sub < 16; sub += 2 * kPanelLanes) {
+        float* z0 = z + 32 * pair + sub;
+        float* z1 = z0 + kPanelLanes;
+        const auto* w0 = halves + sub;
+        const auto* w1 = w0 + kPanelLanes;
+        PanelOneRowWide(job.xh, w0, w0 + 16, w1, w1 + 16, 32, k, z0, z0 + 16, z1, z1 + 16);
+      }
+      continue;
+    }
     for (size_t sub = 0; sub < 16; sub += kPanelLanes) {
       float* z0 = z + 32 * pair + sub;
       const auto* w0 = halves + sub;
@@ -179,18 +163,16 @@ void MultiplyHalves(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
   }
 }
 
-// The same from the trellis, for one or two rows: decoded values never leave the registers.
-void MultiplyFewRows(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
+// The same from the trellis, for one row: decoded values never leave the registers.
+void MultiplyOneRow(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
   const Exl3Weights& weights = *job.weights;
   const TileKernels kernels = KernelsOf(weights.codebook(), weights.bits());
-  const auto multiply = job.rows() == 1 ? kernels.multiply1 : kernels.multiply2;
   const size_t tiles = static_cast<size_t>(weights.k()) / 16;
-  const size_t x_stride = static_cast<size_t>(job.xh_stride);
   for (int64_t pair = 0; pair < 4; ++pair) {
     const uint32_t* words = weights.PairWords(4 * block + pair);
     for (size_t sub = 0; sub < 16 / kPanelLanes; ++sub) {
       float* z0 = z + 32 * pair + sub * kPanelLanes;
-      multiply(words, sub, tiles, job.xh, x_stride, z0, z0 + 16, 128);
+      kernels.multiply(words, sub, tiles, job.xh, z0, z0 + 16);
     }
   }
 }
@@ -212,7 +194,7 @@ void MultiplyPanels(const Exl3Job& job,
     for (int64_t pair = 0; pair < 4; ++pair) {
       const uint32_t* words = weights.PairWords(4 * block + pair) + t * tile_words;
       for (size_t sub = 0; sub < 16 / kPanelLanes; ++sub) {
-        kernels.decode(words, sub, now, panel);
+        kernels.decode(words, weights.bits(), sub, now, panel);
         float* z0 = z + 32 * pair + sub * kPanelLanes;
         const float* w0 = panel;
         constexpr size_t kStride = 2 * kPanelLanes;
@@ -266,8 +248,8 @@ void MultiplyBlock(const Exl3Job& job, int64_t block, float* HWY_RESTRICT scratc
   std::fill(z, z + job.rows() * 128, 0.0f);
   if (job.weights->form() == Exl3Weights::Form::kDecodedF16) {
     MultiplyHalves(job, block, z);
-  } else if (job.rows() <= 2 && job.weights->codebook() == Exl3Codebook::kMul1) {
-    MultiplyFewRows(job, block, z);
+  } else if (job.rows() == 1 && job.weights->codebook() == Exl3Codebook::kMul1) {
+    MultiplyOneRow(job, block, z);
   } else {
     MultiplyPanels(job, block, panel, z);
   }

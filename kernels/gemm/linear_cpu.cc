@@ -49,6 +49,21 @@ void MultiplyStripPair(const DenseJob& job,
   constexpr size_t kColumns = 2 * kPanelLanes;
   const PanelF32 d;
   const bool through_panel = sizeof(W) == 2 && rows > kDenseMaxDirectRows;
+  if (rows == 1 && 2 * kColumns <= 32) {
+    for (size_t c0 = 0; c0 < 32; c0 += 2 * kColumns) {
+      // Columns c0 + {0, 1, 2, 3} N; a strip holds 16.
+      const W* w[4] = {};
+      for (size_t v = 0; v < 4; ++v) {
+        const size_t c = c0 + v * kPanelLanes;
+        w[v] = first + (c / 16) * in * 16 + c % 16;
+      }
+      float* z0 = z + c0;
+      constexpr size_t kN = kPanelLanes;
+      PanelOneRowWide(job.xf, w[0], w[1], w[2], w[3], 16, in, z0, z0 + kN, z0 + 2 * kN,
+                      z0 + 3 * kN);
+    }
+    return;
+  }
   for (size_t c0 = 0; c0 < 32; c0 += kColumns) {
     const size_t c1 = c0 + kPanelLanes;
     const W* w0 = first + (c0 / 16) * in * 16 + c0 % 16;
