@@ -120,7 +120,7 @@ def check_includes(path, text):
             if top in ("absl", "boost", "google", "grpcpp", "hwy", "prometheus"):
                 yield from check_third_party(path, number, name)
                 continue
-            extra = TEST_EXTRA if is_test(path) else []
+            extra = TEST_EXTRA + [f"{path.split('/')[0]}/testing", f"{os.path.dirname(path)}/testing"] if is_test(path) else []
             if allowed is not None and not any(name.startswith(a + "/") for a in allowed + extra):
                 if not (is_test(path) and path.startswith("shard_worker/") and name.startswith("engram_service/")):
                     yield f"{path}:{number}: {os.path.dirname(path)} may not include {name}"
@@ -136,24 +136,29 @@ def check_third_party(path, number, name):
 
 
 def functions(text):
-    """(name, first line, lines) of functions whose opening brace ends a line at any namespace level; by brace matching."""
-    lines = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', "", text).split("\n")
-    index = 0
-    while index < len(lines):
-        line = lines[index]
-        opens = re.match(r"^(?!\s*(namespace|struct|class|enum|union|extern|if|for|while|switch|else|do|try|return)\b)[A-Za-z_ ].*[)\w]\s*\{\s*$", line)
-        joined = "\n".join(lines[max(0, index - 12):index + 1])
-        head = re.search(r"([~\w:]+)\s*\((?:[^;{}]|\n)*\)(?:\s|const|noexcept|override|->[^{;]*|:[^;]*)*\{\s*$", joined)
-        if opens and head and not line.startswith(("struct", "class")):
-            depth, end = 0, index
-            while end < len(lines):
-                depth += lines[end].count("{") - lines[end].count("}")
-                if depth <= 0:
-                    break
-                end += 1
-            yield head.group(1), index + 1, end - index + 1
-            index = end
-        index += 1
+    """(name, first line, lines) of functions, by brace matching: a brace whose head ends with a parameter list opens one."""
+    text = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', "", text)
+    text = re.sub(r"^\s*#(?:[^\n\\]|\\\n|\\.)*", lambda m: "\n" * m.group().count("\n"), text, flags=re.M)
+    head_start, line, depth, inside = 0, 1, 0, None
+    for position, char in enumerate(text):
+        if char == "\n":
+            line += 1
+        elif char == "{":
+            depth += 1
+            head = text[head_start:position]
+            head_start = position + 1
+            if inside is None and "(" in head and not re.match(r"\s*(namespace|struct|class|enum|union|extern|else|do)\b", head):
+                name = re.search(r"([~\w:]+)\s*\(", head)
+                first = line - head.lstrip().count("\n")
+                inside = (name.group(1) if name else "?", first, depth)
+        elif char == "}":
+            if inside is not None and depth == inside[2]:
+                yield inside[0], inside[1], line - inside[1] + 1
+                inside = None
+            depth -= 1
+            head_start = position + 1
+        elif char == ";":
+            head_start = position + 1
 
 
 def long_functions(files):
@@ -204,19 +209,18 @@ def check_readmes(files):
 
 def check_dead(files):
     """Headers nobody includes and scripts nobody names."""
-    everything = {path: read(path) for path in files if path.endswith(CODE + (".txt", ".cmake", ".sh", ".py", ".md", ".yml", ".json")) or path == ".ci/run"}
+    readable = [p for p in files if p.endswith(CODE + (".txt", ".cmake", ".sh", ".py", ".md", ".yml", ".json")) or p == ".ci/run"]
+    texts = {path: read(path) for path in readable if os.path.getsize(os.path.join(ROOT, path)) < 1 << 18}
+    included = {name for text in texts.values() for name in re.findall(r'#include "([^"]+)"', text)}
     for path in files:
         name = os.path.basename(path)
         if path.endswith((".h", ".cuh")):
-            needle = f'"{path}"'
+            if path not in included:
+                yield f"{path}: nothing includes it"
         elif path.endswith((".sh", ".py")) and not name.startswith(("test_", "conftest", "__init__")):
-            needle = name
-        else:
-            continue
-        if name.endswith(".py") and re.search(rf"\b(from|import) {name[:-3]}\b", "\n".join(t for p, t in everything.items() if p.endswith(".py"))):
-            continue
-        if not any(needle in text for other, text in everything.items() if other != path):
-            yield f"{path}: nothing includes or names it"
+            imported = re.compile(rf"\b(from|import) {re.escape(name.rsplit('.', 1)[0])}\b")
+            if not any(name in text or (other.endswith(".py") and imported.search(text)) for other, text in texts.items() if other != path):
+                yield f"{path}: nothing names it"
 
 
 def check_co_await(path, text):

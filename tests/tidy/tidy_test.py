@@ -38,7 +38,7 @@ class TidyTest(unittest.TestCase):
 
     def test_function_length(self):
         body = "  x();\n" * 71
-        self.assertEqual([f[2] for f in tidy.functions("void F(int a,\n       int b) {\n" + body + "}\n")], [73])
+        self.assertEqual([f[2] for f in tidy.functions("void F(int a,\n       int b) {\n" + body + "}\n")], [74])
         self.assertEqual([f[0] for f in tidy.functions("int A::F() const {\n  if (x) {\n  }\n}\n")], ["A::F"])
 
     def test_links(self):
