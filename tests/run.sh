@@ -22,10 +22,8 @@ stage() { echo "== $1 (${SECONDS} s so far, last stage $((SECONDS - stage_start)
 
 stage "packages"
 deploy/install_packages.sh --tests
-if [ ! -x build/venv/bin/pytest ]; then
-  python3 -m venv build/venv
-  build/venv/bin/pip install -q --disable-pip-version-check -r tests/e2e/requirements.txt
-fi
+[ -x build/venv/bin/pip ] || python3 -m venv build/venv
+build/venv/bin/pip install -q --disable-pip-version-check -r tests/e2e/requirements.txt
 tests/fetch_tokenizer.sh || [ $? -eq 77 ]   # 77: not to be had here; what needs it is skipped
 
 stage "build"

@@ -42,6 +42,7 @@ Json Cases(const std::string& name) {
 FieldLimits Limits() {
   FieldLimits limits;
   limits.vocab_size = kReleasedVocab;
+  limits.has_prompt_logprobs = true;
   return limits;
 }
 
@@ -147,12 +148,14 @@ TEST(ChatRequest, UnbuiltFieldsAreNamed) {
   for (const char* field :
        {R"("tool_choice":"required","tools":[{"function":{"name":"f"}}])", R"("guided_regex":"a")",
         R"("thinking_token_budget":5)", R"("parallel_tool_calls":false)", R"("priority":1)",
-        R"("structured_outputs":{"json":{}})"}) {
+        R"("prompt_logprobs":1)", R"("structured_outputs":{"json":{}})"}) {
     const absl::StatusOr<Json> body =
         Json::Parse(std::string(R"({"messages":[{"role":"user","content":"x"}],)") + field + "}");
     ASSERT_TRUE(body.ok()) << field;
     std::optional<ApiError> error;
-    ReadChatRequest(*body, DemoText(), Limits(), {"m"}, &error);
+    FieldLimits limits = Limits();
+    limits.has_prompt_logprobs = false;
+    ReadChatRequest(*body, DemoText(), limits, {"m"}, &error);
     ASSERT_TRUE(error.has_value()) << field;
     EXPECT_EQ(error->status, 400);
     EXPECT_TRUE(absl::StrContains(field, error->param.substr(0, error->param.find('.'))))

@@ -202,6 +202,9 @@ CommonFields ReadCommonFields(FieldReader& reader,
   if (prompt_logprobs.has_value() && fields.stream) {
     reader.Fail("prompt_logprobs", "`prompt_logprobs` cannot be used with `stream`.");
   }
+  if (prompt_logprobs.has_value() && !limits.has_prompt_logprobs) {
+    reader.Fail("prompt_logprobs", "`prompt_logprobs` is not supported by this server.");
+  }
   fields.sampling.num_prompt_logprobs = static_cast<int32_t>(prompt_logprobs.value_or(-1));
   if (const std::string* salt = reader.String("cache_salt"); salt != nullptr && salt->empty()) {
     reader.Fail("cache_salt", "`cache_salt` must not be empty.");

@@ -19,6 +19,7 @@ struct FieldLimits {
   int32_t vocab_size = 0;
   double default_temperature = 1.0;
   double default_top_p = 0.95;
+  bool has_prompt_logprobs = false;  // the engine can give them
 };
 
 struct CommonFields {

@@ -139,6 +139,9 @@ CompletionRequest ReadCompletionRequest(const Json& body,
   }
   Truncate(reader, &request.prompts);
   request.echo_logprobs = echo && logprobs.has_value();
+  if (request.echo_logprobs && !limits.has_prompt_logprobs) {
+    reader.Fail("echo", "`echo` with `logprobs` is not supported by this server.");
+  }
   if (request.echo_logprobs && request.common.stream) {
     reader.Fail("echo", "`echo` with `logprobs` cannot be streamed.");
   }

@@ -222,6 +222,7 @@ OpenAiApi::OpenAiApi(OpenAiOptions options,
       options_.vocab_size > 0 ? options_.vocab_size : text.tokenizer->vocab_size();
   field_limits_.default_temperature = options_.default_temperature;
   field_limits_.default_top_p = options_.default_top_p;
+  field_limits_.has_prompt_logprobs = options_.has_prompt_logprobs;
 }
 
 std::string OpenAiApi::HttpErrorBody(int status, std::string_view message) {
@@ -368,7 +369,7 @@ void OpenAiApi::Chat(const Json& body, std::shared_ptr<HttpExchange> exchange) {
       error = ApiError::Invalid("messages", std::string(ToStd(segments.status().message())));
     }
   }
-  job.head = MakeHead(/*is_chat=*/true, request.common.request_id);
+  job.head = MakeHead(/*is_chat=*/true, request.common.request_id, *exchange);
   job.common = std::move(request.common);
   if (!error.has_value()) FitsContext(job, "messages", &error);
   if (error.has_value()) {
@@ -390,7 +391,7 @@ void OpenAiApi::Completions(const Json& body, std::shared_ptr<HttpExchange> exch
   CompletionRequest request =
       ReadCompletionRequest(body, text_, field_limits_, options_.model_names, &error);
   JobOptions job;
-  job.head = MakeHead(/*is_chat=*/false, request.common.request_id);
+  job.head = MakeHead(/*is_chat=*/false, request.common.request_id, *exchange);
   job.common = std::move(request.common);
   job.prompts = std::move(request.prompts);
   job.no_output = request.no_output;
@@ -423,11 +424,14 @@ int64_t OpenAiApi::MaxModelLen() const {
   return service_.GetStatus().limits.max_context;
 }
 
-ResponseHead OpenAiApi::MakeHead(bool is_chat, const std::string& request_id) const {
+// The id is the request's own, from its body or its header, or a random one.
+ResponseHead OpenAiApi::MakeHead(bool is_chat,
+                                 const std::string& request_id,
+                                 HttpExchange& exchange) const {
   ResponseHead head;
   head.is_chat = is_chat;
   head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-",
-                         request_id.empty() ? Hex16(RandomU64()) + Hex16(RandomU64()) : request_id);
+                         request_id.empty() ? RequestIdOf(exchange.request().headers) : request_id);
   head.created = UnixTimeUs() / 1000000;
   head.model = options_.model_names.front();
   head.fingerprint = absl::StrCat(options_.build_id, "-", service_.GetStatus().weights_digest);

@@ -25,7 +25,8 @@ struct OpenAiOptions {
   int32_t vocab_size = 0;                // of the model; 0: the tokenizer's
   double default_temperature = 1.0;
   double default_top_p = 0.95;
-  std::string model_root;  // `root` of /v1/models
+  bool has_prompt_logprobs = false;  // the engine computes them
+  std::string model_root;            // `root` of /v1/models
   std::string build_id;
 };
 
@@ -60,7 +61,7 @@ class OpenAiApi {
   void AnswerJson(HttpExchange& exchange, std::string body, int status = 200) const;
   void AnswerError(HttpExchange& exchange, const ApiError& error) const;
   int64_t MaxModelLen() const;
-  ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
+  ResponseHead MakeHead(bool is_chat, const std::string& request_id, HttpExchange& exchange) const;
   bool FitsContext(const JobOptions& job,
                    std::string_view param,
                    std::optional<ApiError>* error) const;

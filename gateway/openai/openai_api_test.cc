@@ -151,6 +151,7 @@ class OpenAiApiTest : public ::testing::Test {
   uint16_t Port() {
     if (server_ == nullptr) {
       options_.model_names = {"m", "alias"};
+      options_.has_prompt_logprobs = true;
       api_ = std::make_unique<OpenAiApi>(options_, DemoText(), engine_, metrics_);
       HttpServerOptions http;
       http.address = "127.0.0.1";
