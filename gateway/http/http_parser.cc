@@ -16,15 +16,16 @@ namespace http = boost::beast::http;
 
 struct HttpParser::Impl {
   http::request_parser<http::string_body> parser;
+  size_t header_bytes = 0;  // taken so far; Beast's own limit is per call
+
+  explicit Impl(const Limits& limits) {
+    parser.header_limit(static_cast<std::uint32_t>(limits.header_bytes));
+    parser.body_limit(limits.body_bytes);
+  }
 };
 
-HttpParser::HttpParser(const Limits& limits) : limits_(limits) {
-  // The first request starts in the same way as every later one.
-  impl_ = std::make_unique<Impl>();
-  impl_->parser.eager(true);
-  impl_->parser.header_limit(static_cast<std::uint32_t>(limits_.header_bytes));
-  impl_->parser.body_limit(limits_.body_bytes);
-}
+HttpParser::HttpParser(const Limits& limits)
+    : limits_(limits), impl_(std::make_unique<Impl>(limits)) {}
 
 HttpParser::~HttpParser() = default;
 
@@ -38,10 +39,21 @@ HttpParser::State HttpParser::Parse() {
   size_t used = 0;
   boost::beast::error_code ec;
   while (!parser.is_done() && used < buffer_.size()) {
-    used += parser.put(boost::asio::const_buffer(buffer_.data() + used, buffer_.size() - used), ec);
+    const bool in_header = !parser.is_header_done();
+    const size_t n =
+        parser.put(boost::asio::const_buffer(buffer_.data() + used, buffer_.size() - used), ec);
+    used += n;
+    if (in_header) {
+      impl_->header_bytes += n;
+      if (parser.is_header_done()) parser.eager(true);  // until here one call takes no body
+    }
     if (ec) break;
   }
   buffer_.erase(0, used);
+  const size_t header_bytes = impl_->header_bytes + (parser.is_header_done() ? 0 : buffer_.size());
+  if ((!ec || ec == http::error::need_more) && header_bytes > limits_.header_bytes) {
+    ec = http::error::header_limit;
+  }
   if (ec == http::error::need_more) ec = {};
   if (ec == http::error::header_limit) {
     return Fail(431,
@@ -75,10 +87,7 @@ HttpRequest HttpParser::TakeRequest() {
   request.keep_alive = message.keep_alive();
   request.is_http_1_1 = message.version() >= 11;
 
-  impl_ = std::make_unique<Impl>();
-  impl_->parser.eager(true);
-  impl_->parser.header_limit(static_cast<std::uint32_t>(limits_.header_bytes));
-  impl_->parser.body_limit(limits_.body_bytes);
+  impl_ = std::make_unique<Impl>(limits_);
   state_ = State::kHeader;
   if (!buffer_.empty()) Parse();
   return request;

@@ -52,6 +52,11 @@ TEST(HttpParser, RefusesWhatIsOutOfBounds) {
   EXPECT_EQ(ErrorOf("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4097\r\n\r\n"), 413);
   EXPECT_EQ(ErrorOf("GET / HTTP/1.1\r\nX: " + std::string(2000, 'a') + "\r\n\r\n"), 431);
   EXPECT_EQ(ErrorOf("GET / HTTP/1.1\r\nX: " + std::string(2000, 'a')), 431);
+  std::string flood = "GET / HTTP/1.1\r\n";
+  for (int i = 0; i < 200; ++i)
+    flood += "X: 12345\r\n";
+  EXPECT_EQ(ErrorOf(flood), 431);
+  EXPECT_EQ(ErrorOf(flood + "\r\n"), 431);
   EXPECT_EQ(ErrorOf("GET / HTTP/9.9\r\n\r\n"), 505);
   std::string chunks = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (int i = 0; i < 5; ++i)
