@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "hwy/highway.h"
 #include "kernels/exl3/exl3_weights.h"
@@ -36,7 +35,9 @@ HWY_INLINE PanelVU ByteSum(PanelVU x) {
 #else
   const hn::Repartition<uint16_t, PanelU32> d16;
   const auto x16 = hn::BitCast(d16, x);
-  const auto pairs = hn::Add(hn::And(x16, hn::Set(d16, uint16_t{0xff})), hn::ShiftRight<8>(x16));
+  const auto even = hn::And(x16, hn::Set(d16, uint16_t{0xff}));
+  const auto odd = hn::ShiftRight<8>(x16);
+  const auto pairs = hn::Add(even, odd);
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
   // On x86 this op adds neighbouring 16-bit lanes, and its second sum stays as it is.
   const hn::Repartition<int16_t, PanelU32> di16;
@@ -51,24 +52,47 @@ HWY_INLINE PanelVU ByteSum(PanelVU x) {
 #endif
 }
 
-// Section 2.2: RN16((1774 S - 905216) * 2^-18). The argument is exact in f32, and t - (t - v) with
-// t = 8193 v rounds it to 11 bits (all 65,536 states are tested).
-HWY_INLINE PanelVF DecodeMul1(PanelVU states) {
+// Section 2.2: RN16((1774 S - 905216) * 2^-18) of up to four vectors of states, in place. The
+// argument of RN16 is exact in f32, and t - (t - v) with t = 8193 v rounds it to 11 bits (all
+// 65,536 states are tested). The vectors go through the steps side by side: one after the other,
+// some 40 cycles of latency each would fill the processor's window with waiting instructions.
+template <int kCount>
+HWY_INLINE void DecodeMul1(PanelVF& v0, PanelVF& v1, PanelVF& v2, PanelVF& v3) {
+  static_assert(kCount >= 1 && kCount <= 4);
   const PanelF32 d;
   const PanelU32 du;
-  const PanelVU sum = ByteSum(hn::Mul(states, hn::Set(du, 0x83DCD12Du)));
+  PanelVU x0 = hn::BitCast(du, v0), x1 = hn::BitCast(du, v1);
+  PanelVU x2 = hn::BitCast(du, v2), x3 = hn::BitCast(du, v3);
+  const auto each_x = [&](auto step) HWY_ATTR {
+    x0 = step(x0);
+    if constexpr (kCount > 1) x1 = step(x1);
+    if constexpr (kCount > 2) x2 = step(x2);
+    if constexpr (kCount > 3) x3 = step(x3);
+  };
+  each_x([&](PanelVU x) HWY_ATTR { return hn::Mul(x, hn::Set(du, 0x83DCD12Du)); });
+  each_x([&](PanelVU x) HWY_ATTR { return ByteSum(x); });
+  const auto to_float = [&](PanelVU sum) HWY_ATTR {
 #if HWY_NATIVE_FMA
-  // 0x4B000000 + S is 2^23 + S as a float; the fused product and sum is exact (22 bits).
-  const PanelVF biased = hn::BitCast(d, hn::Add(sum, hn::Set(du, 0x4B000000u)));
-  const PanelVF v = hn::MulAdd(biased, hn::Set(d, 1774.0f * 0x1p-18f),
-                               hn::Set(d, -(1774.0f * 0x1p5f + 3.453125f)));
+    // 0x4B000000 + S is 2^23 + S as a float; the fused product and sum is exact (22 bits).
+    return hn::MulAdd(hn::BitCast(d, hn::Add(sum, hn::Set(du, 0x4B000000u))),
+                      hn::Set(d, 1774.0f * 0x1p-18f), hn::Set(d, -(1774.0f * 0x1p5f + 3.453125f)));
 #else
-  const PanelI32 di;
-  const PanelVF v = hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, sum)),
-                               hn::Set(d, 1774.0f * 0x1p-18f), hn::Set(d, -3.453125f));
+    return hn::MulAdd(hn::ConvertTo(d, hn::BitCast(PanelI32(), sum)),
+                      hn::Set(d, 1774.0f * 0x1p-18f), hn::Set(d, -3.453125f));
 #endif
-  const PanelVF t = hn::Mul(v, hn::Set(d, 8193.0f));
-  return hn::Sub(t, hn::Sub(t, v));
+  };
+  v0 = to_float(x0);
+  if constexpr (kCount > 1) v1 = to_float(x1);
+  if constexpr (kCount > 2) v2 = to_float(x2);
+  if constexpr (kCount > 3) v3 = to_float(x3);
+  const auto round = [&](PanelVF v) HWY_ATTR {
+    const PanelVF t = hn::Mul(v, hn::Set(d, 8193.0f));
+    return hn::Sub(t, hn::Sub(t, v));
+  };
+  v0 = round(v0);
+  if constexpr (kCount > 1) v1 = round(v1);
+  if constexpr (kCount > 2) v2 = round(v2);
+  if constexpr (kCount > 3) v3 = round(v3);
 }
 
 // Section 2.1: two f16 numbers with exponents 12..15, so widening is a shift and an addition to the
@@ -161,19 +185,33 @@ HWY_INLINE PanelVU StateOf(PanelVU word, PanelVU straddling) {
   }
 }
 
-// All positions that end in word i.
-template <int K, bool kMultiply, int i, int... offsets>
-HWY_INLINE void DecodeWord(std::integer_sequence<int, offsets...>,
-                           PanelVU word,
+// Vectors decoded side by side: as many as the registers hold (32 or 16).
+inline constexpr int kSideBySide = kPanelLanes == 16 ? 4 : 2;
+
+// Positions q .. end - 1, which end in word i.
+template <int K, bool kMultiply, int i, int q, int end>
+HWY_INLINE void DecodeWord(PanelVU word,
                            PanelVU straddling,
                            float* HWY_RESTRICT panel,
                            const float* HWY_RESTRICT x,
                            PanelVF& sum0,
                            PanelVF& sum1) {
-  constexpr int kFirst = FirstInWord<K>(i);
-  (PutDecoded<kMultiply, kFirst + offsets>(
-       DecodeMul1(StateOf<K, i, kFirst + offsets>(word, straddling)), panel, x, sum0, sum1),
-   ...);
+  if constexpr (q < end) {
+    constexpr int kCount = end - q < kSideBySide ? end - q : kSideBySide;
+    constexpr int q1 = kCount > 1 ? q + 1 : q, q2 = kCount > 2 ? q + 2 : q;
+    constexpr int q3 = kCount > 3 ? q + 3 : q;
+    const PanelF32 d;
+    PanelVF v0 = hn::BitCast(d, StateOf<K, i, q>(word, straddling));
+    PanelVF v1 = hn::BitCast(d, StateOf<K, i, q1>(word, straddling));
+    PanelVF v2 = hn::BitCast(d, StateOf<K, i, q2>(word, straddling));
+    PanelVF v3 = hn::BitCast(d, StateOf<K, i, q3>(word, straddling));
+    DecodeMul1<kCount>(v0, v1, v2, v3);
+    PutDecoded<kMultiply, q>(v0, panel, x, sum0, sum1);
+    if constexpr (kCount > 1) PutDecoded<kMultiply, q1>(v1, panel, x, sum0, sum1);
+    if constexpr (kCount > 2) PutDecoded<kMultiply, q2>(v2, panel, x, sum0, sum1);
+    if constexpr (kCount > 3) PutDecoded<kMultiply, q3>(v3, panel, x, sum0, sum1);
+    DecodeWord<K, kMultiply, i, q + kCount, end>(word, straddling, panel, x, sum0, sum1);
+  }
 }
 
 // Word i of a tile and the ones after it.
@@ -187,9 +225,8 @@ HWY_INLINE void DecodeWordsFrom(const uint32_t* HWY_RESTRICT own,
   if constexpr (i < K) {
     const PanelVU word = hn::LoadU(PanelU32(), own + i * 16);
     const PanelVU straddling = hn::Or(hn::ShiftLeft<16>(previous), hn::ShiftRight<16>(word));
-    constexpr int kCount = FirstInWord<K>(i + 1) - FirstInWord<K>(i);
-    DecodeWord<K, kMultiply, i>(std::make_integer_sequence<int, kCount>(), word, straddling, panel,
-                                x, sum0, sum1);
+    DecodeWord<K, kMultiply, i, FirstInWord<K>(i), FirstInWord<K>(i + 1)>(word, straddling, panel,
+                                                                          x, sum0, sum1);
     DecodeWordsFrom<K, kMultiply, i + 1>(own, word, panel, x, sum0, sum1);
   }
 }
