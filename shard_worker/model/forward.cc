@@ -276,6 +276,7 @@ absl::Status Forward::RunBlock(const Place& place) {
 
   mix(w.hc_attn, attn_pre, ws_.attn_post, ws_.attn_comb);
   collapse(pre_in, w.attn_norm);
+  trace_.Add(ws_.x.Rows(t_));
   Show(place, "attn.pre", attn_pre);
   Show(place, "attn.post", ws_.attn_post.Rows(t_));
   Show(place, "attn.comb", ws_.attn_comb.Rows(t_));
@@ -288,6 +289,7 @@ absl::Status Forward::RunBlock(const Place& place) {
   // The FFN is fed by the attention's pre; its own pre feeds the next block's attention.
   mix(w.hc_ffn, pre_in, ws_.ffn_post, ws_.ffn_comb);
   collapse(attn_pre, w.ffn_norm);
+  trace_.Add(ws_.x.Rows(t_));
   Show(place, "ffn.pre", pre_in);
   Show(place, "ffn.post", ws_.ffn_post.Rows(t_));
   Show(place, "ffn.comb", ws_.ffn_comb.Rows(t_));
@@ -331,6 +333,7 @@ absl::Status Forward::Attention(const Place& place) {
   Linears(std::span(jobs).first(num_jobs));
 
   Norm(w.attn.q_norm, qr);  // qr = RMSNorm(wq_a x, q_norm)
+  trace_.Add(qr);
   Show(place, "qr", qr);
   num_jobs = 0;
   job(w.attn.wq_b, qr, q);
@@ -457,6 +460,7 @@ void Forward::SelectRows(const Place& place) {
     }
   }
   ops_.index_select(select, launch_);
+  trace_.AddSelection(select, cache_.rows(topology.source_idx), t_);
   if (!Observed()) return;
   if (!scores.empty()) Show(place, "score", select.scores);
   observer_->Lists(absl::StrCat("L", place.index, ".sel"), select.selected, select.num_selected);
@@ -491,6 +495,7 @@ void Forward::SparseAttend(const Place& place) {
   }
   attend.out = o;
   ops_.attention(attend, launch_);
+  trace_.AddWindow(attend, t_);
   Rope(o, c_.head_dim, place.rope, true);  // the inverse, at the query's own position
   Show(place, "o", o);
 }
@@ -564,6 +569,8 @@ absl::Status Forward::Experts(const Place& place) {
   }
   ops_.router(router, launch_);
   if (Observed()) Show(place, "route.s", router.scores);
+  trace_.Add(ids);
+  trace_.Add(weights);
   Show(place, "route.ids", ids);
   Show(place, "route.w", weights);
 
@@ -690,6 +697,7 @@ absl::Status Forward::Head() {
     done += count;
   }
   RETURN_IF_ERROR(Logits(done));
+  trace_.Add(ws_.final_x.Rows(done));
   if (!Observed()) return absl::OkStatus();
   observer_->Tensor("final.h", ws_.final_h.Rows(done));
   observer_->Tensor("final.x", ws_.final_x.Rows(done));

@@ -22,6 +22,7 @@
 #include "shard_worker/model/kv_cache.h"
 #include "shard_worker/model/model.h"
 #include "shard_worker/model/row_source.h"
+#include "shard_worker/model/shared_trace.h"
 #include "shard_worker/model/step_tables.h"
 #include "shard_worker/model/weights.h"
 #include "shard_worker/model/workspace.h"
@@ -80,6 +81,8 @@ class Forward {
 
   const Launch& launch() const { return launch_; }
   const KvCache& cache() const { return cache_; }
+  // Hash of what all ranks have in common; Model resets it per step and turns it off for one rank.
+  SharedTrace& trace() { return trace_; }
   const ModelWeights& weights() const { return w_; }
   KvCache& cache() { return cache_; }
   int64_t bytes() const { return ws_.bytes() + static_cast<int64_t>(arena_.capacity_bytes()); }
@@ -151,6 +154,7 @@ class Forward {
   RowSource* rows_ = nullptr;
   ForwardObserver* observer_ = nullptr;
   LayerHook layer_hook_;
+  SharedTrace trace_;
   std::vector<RowRange> row_ranges_;
   std::vector<uint8_t> dead_;
   std::vector<std::byte> gathered_rows_;

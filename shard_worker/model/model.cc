@@ -243,6 +243,8 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
   const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> digest(XXH64_createState(),
                                                                           XXH64_freeState);
   XXH64_reset(digest.get(), 0);
+  forward_->trace().Reset();
+  forward_->trace().SetEnabled(options_.world > 1);
   // Rows are packed in plan order into forward passes of at most max_step_rows; how they are packed
   // does not change a bit of the results.
   const RowClass row_class = plan.bulk ? RowClass::kBulk : RowClass::kDecode;
@@ -294,6 +296,7 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
   result.timings.engram_wait_us = forward_->engram_wait_us();
   result.timings.collectives_us = forward_->collectives_us();
   return result;
+  result.shared_digest = forward_->trace().digest();
 }
 
 absl::Status Model::Impl::RunBatch(std::span<Work*> works,

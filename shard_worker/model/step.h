@@ -102,6 +102,8 @@ struct StepResult {
   std::vector<SequenceResult> sequences;
   // xxhash64 over the final residual streams of every row, in plan order: equal on all ranks.
   uint64_t residual_digest = 0;
+  // Over what all ranks computed or read alike on the way there (shared_trace.h): equal as well.
+  uint64_t shared_digest = 0;
   StepTimings timings;
 };
 

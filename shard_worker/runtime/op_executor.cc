@@ -40,9 +40,7 @@ void HashTokens(const SequenceOutcome& sequence, XXH64_state_t* state) {
 
 }  // namespace
 
-uint64_t OpDigest(const WorkerOp& op,
-                  const OpOutcome& outcome,
-                  const uint64_t residual_digests[2]) {
+uint64_t OpDigest(const WorkerOp& op, const OpOutcome& outcome, const StepDigests& digests) {
   XXH64_state_t* state = XXH64_createState();
   CHECK(state != nullptr);
   XXH64_reset(state, 0);
@@ -52,7 +50,7 @@ uint64_t OpDigest(const WorkerOp& op,
   for (const SequenceOutcome& sequence : outcome.short_prefill)
     HashTokens(sequence, state);
   if (outcome.chunk_slice.has_value()) HashTokens(*outcome.chunk_slice, state);
-  XXH64_update(state, residual_digests, 2 * sizeof(uint64_t));
+  XXH64_update(state, digests.data(), sizeof(digests));
   const uint64_t digest = XXH64_digest(state);
   XXH64_freeState(state);
   return digest;
@@ -86,7 +84,7 @@ OpExecutor::OpExecutor(WorkerBackend& backend, int vocab_size, int num_layers)
 OpOutcome OpExecutor::Execute(const WorkerOp& op) {
   OpOutcome outcome;
   outcome.op_id = op.op_id;
-  uint64_t residual_digests[2] = {0, 0};
+  StepDigests digests{};
   const int64_t start_us = NowUs();
   outcome.timings.queue_us = start_us - op.received_us;
   if (!op.refused.ok() && !absl::IsUnimplemented(op.refused)) {
@@ -98,9 +96,9 @@ OpOutcome OpExecutor::Execute(const WorkerOp& op) {
     ++next_op_id_;
     outcome.status = NotBuilt(op);
     if (outcome.status.ok()) outcome.status = RunControls(op);
-    if (outcome.status.ok()) outcome.status = RunCompute(op, outcome, residual_digests);
+    if (outcome.status.ok()) outcome.status = RunCompute(op, outcome, digests);
   }
-  outcome.digest = OpDigest(op, outcome, residual_digests);
+  outcome.digest = OpDigest(op, outcome, digests);
   outcome.timings.total_us = NowUs() - start_us;
   return outcome;
 }
@@ -225,9 +223,7 @@ absl::Status OpExecutor::CheckPositions(const WorkerOp& op) const {
   return absl::OkStatus();
 }
 
-absl::Status OpExecutor::RunCompute(const WorkerOp& op,
-                                    OpOutcome& outcome,
-                                    uint64_t residual_digests[2]) {
+absl::Status OpExecutor::RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests) {
   RETURN_IF_ERROR(CheckPositions(op));
   if (!op.round.empty() || !op.short_prefill.empty()) {
     StepPlan plan;
@@ -235,7 +231,8 @@ absl::Status OpExecutor::RunCompute(const WorkerOp& op,
     plan.prefill = op.short_prefill;
     ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
     CHECK_EQ(result.sequences.size(), op.round.size() + op.short_prefill.size());
-    residual_digests[0] = result.residual_digest;
+    digests[0] = result.residual_digest;
+    digests[1] = result.shared_digest;
     AddTimings(result.timings, outcome.timings);
     for (size_t i = 0; i < result.sequences.size(); ++i) {
       SequenceOutcome sequence{std::move(result.sequences[i]), 0};
@@ -249,7 +246,8 @@ absl::Status OpExecutor::RunCompute(const WorkerOp& op,
     plan.bulk = true;
     ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
     CHECK_EQ(result.sequences.size(), size_t{1});
-    residual_digests[1] = result.residual_digest;
+    digests[2] = result.residual_digest;
+    digests[3] = result.shared_digest;
     AddTimings(result.timings, outcome.timings);
     SequenceOutcome sequence{std::move(result.sequences[0]), 0};
     sequence.committed_length = backend_.CommittedLength(sequence.result.slot);

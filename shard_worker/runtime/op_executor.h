@@ -4,6 +4,7 @@
 // thread-safe.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 
@@ -13,6 +14,10 @@
 #include "shard_worker/runtime/worker_op.h"
 
 namespace twinspark {
+
+// What a step says all ranks must have alike: residual and shared digest of round with short
+// prefill, then of the chunk.
+using StepDigests = std::array<uint64_t, 4>;
 
 class OpExecutor {
  public:
@@ -34,7 +39,7 @@ class OpExecutor {
   absl::Status RunOpen(const OpenSequencePart& part);
   absl::Status RunSetMask(const SetMaskControl& control);
   absl::Status RunControls(const WorkerOp& op);
-  absl::Status RunCompute(const WorkerOp& op, OpOutcome& outcome, uint64_t residual_digests[2]);
+  absl::Status RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests);
   absl::Status CheckPositions(const WorkerOp& op) const;
 
   WorkerBackend& backend_;
@@ -46,7 +51,7 @@ class OpExecutor {
 
 // xxHash64 over: op bytes, then per sequence of round, short prefill and chunk its token ids (u32),
 // then the residual digests (u64). Little endian.
-uint64_t OpDigest(const WorkerOp& op, const OpOutcome& outcome, const uint64_t residual_digests[2]);
+uint64_t OpDigest(const WorkerOp& op, const OpOutcome& outcome, const StepDigests& digests);
 
 // Alternating run lengths (first: forbidden tokens) as packed bits. INVALID_ARGUMENT when they do
 // not add up to the vocabulary.
