@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu.cc"
@@ -431,9 +430,9 @@ void CheckShapes(const AttentionParams& p) {
 void AttendShared(const AttentionParams& p, const AttentionSizes& sizes, const Launch& launch) {
   const Arena::Scope scope(*launch.arena);
   TileScratch tile_scratch = TakeTileScratch(*launch.arena, sizes, p.head_dim);
-  std::vector<RowScratch> row_scratch(static_cast<size_t>(NumThreads(launch)));
-  for (RowScratch& s : row_scratch) {
-    s = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
+  RowScratch* row_scratch = launch.arena->Take<RowScratch>(NumThreads(launch));
+  for (int i = 0; i < NumThreads(launch); ++i) {
+    row_scratch[i] = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
   }
   constexpr int64_t kKeyGrain = 16;
   for (int64_t begin = 0, end; begin < p.q.rows; begin = end) {
@@ -449,8 +448,7 @@ void AttendShared(const AttentionParams& p, const AttentionSizes& sizes, const L
         const int64_t t = from / p.num_heads, head = from % p.num_heads;
         const int64_t head_end = std::min<int64_t>(p.num_heads, head + to - from);
         HWY_DYNAMIC_DISPATCH(AttendRow)
-        (p, tile, tile_scratch.pool, begin + t, head, head_end,
-         row_scratch[static_cast<size_t>(thread_idx)]);
+        (p, tile, tile_scratch.pool, begin + t, head, head_end, row_scratch[thread_idx]);
         from += head_end - head;
       }
     });
@@ -464,13 +462,13 @@ void AttendByTiles(const AttentionParams& p, const AttentionSizes& sizes, const 
     TileScratch tile;
     RowScratch row;
   };
-  std::vector<ThreadScratch> scratch(static_cast<size_t>(NumThreads(launch)));
-  for (ThreadScratch& s : scratch) {
-    s.tile = TakeTileScratch(*launch.arena, sizes, p.head_dim);
-    s.row = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
+  ThreadScratch* scratch = launch.arena->Take<ThreadScratch>(NumThreads(launch));
+  for (int i = 0; i < NumThreads(launch); ++i) {
+    scratch[i].tile = TakeTileScratch(*launch.arena, sizes, p.head_dim);
+    scratch[i].row = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
   }
   ParallelRows(launch, p.q.rows, sizes.tile_rows, [&](int64_t from, int64_t to, int thread_idx) {
-    ThreadScratch& s = scratch[static_cast<size_t>(thread_idx)];
+    ThreadScratch& s = scratch[thread_idx];
     for (int64_t begin = from, end; begin < to; begin = end) {
       end = std::min(TileEnd(p, sizes, begin), to);
       const AttentionTile tile = PlanTile(p, begin, end, s.tile);
@@ -502,7 +500,7 @@ int64_t AttentionScratchBytesCpu(int64_t max_keys, int num_heads, int head_dim, 
   const int64_t tile_bytes = pool_keys * (head_dim + 2) * kF32Bytes;
   const int64_t row_bytes = max_keys * static_cast<int64_t>(sizeof(float*)) +
                             num_heads * (max_keys + kScorePad + 2 * head_dim) * kF32Bytes;
-  constexpr int64_t kAlignSlack = 8 * static_cast<int64_t>(Arena::kAlign);
+  constexpr int64_t kAlignSlack = 12 * static_cast<int64_t>(Arena::kAlign);
   return num_threads * (tile_bytes + row_bytes + kAlignSlack);
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/indexer/index_select_cpu.cc"
@@ -314,10 +313,9 @@ void CheckSelect(const IndexSelectParams& p) {
 void IndexSelectCpu(const IndexSelectParams& params, const Launch& launch) {
   CheckSelect(params);
   const Arena::Scope scope(*launch.arena);
-  std::vector<SelectScratch> scratch;
-  for (int i = 0; i < NumThreads(launch); ++i) {
-    scratch.push_back(TakeSelectScratch(*launch.arena, params));
-  }
+  SelectScratch* scratch = launch.arena->Take<SelectScratch>(NumThreads(launch));
+  for (int i = 0; i < NumThreads(launch); ++i)
+    scratch[i] = TakeSelectScratch(*launch.arena, params);
   ParallelRows(launch, params.q.rows, 1, [&](int64_t from, int64_t to, int thread_idx) {
     for (int64_t begin = from, end; begin < to; begin = end) {
       end = begin + 1;
@@ -325,7 +323,7 @@ void IndexSelectCpu(const IndexSelectParams& params, const Launch& launch) {
              params.rows[end].pages == params.rows[begin].pages) {
         ++end;
       }
-      SelectTile(params, begin, end, scratch[static_cast<size_t>(thread_idx)]);
+      SelectTile(params, begin, end, scratch[thread_idx]);
     }
   });
 }
@@ -336,9 +334,9 @@ int64_t IndexSelectScratchBytesCpu(
   const int64_t floats =
       kKeyTile * dim + kMaxTileRows * num_heads * (int64_t{dim} + 1) + (num_heads + 1) * kKeyTile;
   const int64_t entries = 2 * kMaxTileRows * (int64_t{top_k} + candidate_top);
-  constexpr int64_t kAlignSlack = 32 * static_cast<int64_t>(Arena::kAlign);
-  return num_threads *
-         (floats * kF32Bytes + entries * static_cast<int64_t>(sizeof(Scored)) + kAlignSlack);
+  constexpr int64_t kAlignSlack = (8 + 2 * kMaxTileRows) * static_cast<int64_t>(Arena::kAlign);
+  return num_threads * (floats * kF32Bytes + entries * static_cast<int64_t>(sizeof(Scored)) +
+                        static_cast<int64_t>(sizeof(SelectScratch)) + kAlignSlack);
 }
 
 }  // namespace twinspark

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/moe/moe_cpu.cc"
@@ -191,29 +190,30 @@ void MoeCpu(const MoeParams& params, const Launch& launch) {
   const TensorView outputs = TakeView(arena, DType::kF32, rows.num_gathered, params.out[0].cols);
   GatherRows(params, rows, gathered, launch);
 
-  std::vector<LinearParams> jobs;
+  LinearParams* jobs = arena.Take<LinearParams>(2 * rows.num_groups);
+  size_t num_jobs = 0;
   for (int64_t e = 0; e < rows.num_groups; ++e) {
     const int64_t first = rows.first_row[e], count = rows.first_row[e + 1] - first;
     if (count == 0) continue;
     const ConstTensorView x = InputOf(params, rows, gathered, e);
     const ExpertWeights& weights = WeightsOf(params, e);
-    jobs.push_back({.weights = weights.gate, .x = x, .y = gate.Rows(first, count)});
-    jobs.push_back({.weights = weights.up, .x = x, .y = up.Rows(first, count)});
+    jobs[num_jobs++] = {.weights = weights.gate, .x = x, .y = gate.Rows(first, count)};
+    jobs[num_jobs++] = {.weights = weights.up, .x = x, .y = up.Rows(first, count)};
   }
-  LinearBatchCpu({.jobs = jobs}, launch);
+  LinearBatchCpu({.jobs = {jobs, num_jobs}}, launch);
   SwiGluCpu({.gate = gate, .up = up, .limit = params.limit, .out = hidden}, launch);
 
   const int64_t part_cols = params.inner / params.num_partials;
   for (int part = 0; part < params.num_partials; ++part) {
-    jobs.clear();
+    num_jobs = 0;
     for (int64_t e = 0; e < rows.num_groups; ++e) {
       const int64_t first = rows.first_row[e], count = rows.first_row[e + 1] - first;
       if (count == 0) continue;
-      jobs.push_back({.weights = WeightsOf(params, e).down[part],
-                      .x = hidden.Rows(first, count).Cols(part * part_cols, part_cols),
-                      .y = outputs.Rows(first, count)});
+      jobs[num_jobs++] = {.weights = WeightsOf(params, e).down[part],
+                          .x = hidden.Rows(first, count).Cols(part * part_cols, part_cols),
+                          .y = outputs.Rows(first, count)};
     }
-    LinearBatchCpu({.jobs = jobs}, launch);
+    LinearBatchCpu({.jobs = {jobs, num_jobs}}, launch);
     SumExperts(params, rows, outputs, part, launch);
   }
 }
@@ -225,7 +225,8 @@ int64_t MoeScratchBytesCpu(
   const int64_t indices = 2 * (num_experts + 2) + 2 * gathered;
   constexpr int64_t kAlignSlack = 16 * static_cast<int64_t>(Arena::kAlign);
   return gathered * (2 * d + 3 * inner) * kF32Bytes +
-         indices * static_cast<int64_t>(sizeof(int64_t)) + kAlignSlack;
+         indices * static_cast<int64_t>(sizeof(int64_t)) +
+         2 * (num_experts + 1) * static_cast<int64_t>(sizeof(LinearParams)) + kAlignSlack;
 }
 
 }  // namespace twinspark

@@ -237,21 +237,49 @@ int64_t FilterCandidates(const ChoiceRow& row,
   return row.top_p < 1 ? KeepTopP(s, count, largest, row.top_p) : count;
 }
 
+// Words below words[k] have noise below k / 2: most candidates are ruled out by one comparison,
+// without a logarithm. (One word of slack covers the rounding of the table.)
+struct NoiseTable {
+  static constexpr int kSteps = 46;  // the largest noise is 22.87
+  uint32_t words[kSteps + 1] = {};
+  NoiseTable() {
+    for (int k = 1; k <= kSteps; ++k) {
+      const double below = 0x1p32 * std::exp(-std::exp(-0.5 * k));
+      words[k] = static_cast<uint32_t>(std::min(below, 0x1p32 - 1)) - 1;
+    }
+  }
+};
+
+// Certainly logit + noise(word) < best? Sums are rounded as in the draw itself, and rounding keeps
+// order.
+bool CannotWin(const NoiseTable& table, float logit, float best, uint32_t word) {
+  const float gap = (best - logit) * 2;
+  if (!(gap > 1)) return false;
+  const int k = static_cast<int>(std::min(gap, static_cast<float>(NoiseTable::kSteps)));
+  return logit + 0.5f * static_cast<float>(k) < best && word < table.words[k];
+}
+
 // argmax of logit + noise, lowest id on ties.
 int32_t Draw(const ChoiceRow& row, const Candidate* candidates, int64_t count) {
   constexpr float kLargestNoise = 22.9f;  // -ln(-ln(1 - 2^-33)) = 22.87
   const NoiseKey key{row.seed, row.position, row.choice};
+  const NoiseTable table;
   float best = kMasked;
   int32_t token = -1;
-  for (int64_t i = 0; i < count; ++i) {
-    const Candidate& c = candidates[i];
-    if (c.logit + kLargestNoise < best) continue;
-    const float value = c.logit + GumbelFromWord(NoiseWord(key, static_cast<uint32_t>(c.id)));
+  const auto draw = [&](const Candidate& c) {
+    if (c.logit + kLargestNoise < best) return;
+    const uint32_t word = NoiseWord(key, static_cast<uint32_t>(c.id));
+    if (CannotWin(table, c.logit, best, word)) return;
+    const float value = c.logit + GumbelFromWord(word);
     if (value > best || (value == best && c.id < token)) {
       best = value;
       token = c.id;
     }
-  }
+  };
+  // The most likely one first: it rules out most of the others.
+  if (count > 0) draw(*std::min_element(candidates, candidates + count, Better));
+  for (int64_t i = 0; i < count; ++i)
+    draw(candidates[i]);
   return token;
 }
 
@@ -308,12 +336,11 @@ void ChooseTokensCpu(const ChooseTokensParams& params, const Launch& launch) {
   CHECK(params.logits.dtype == DType::kF32) << DTypeName(params.logits.dtype);
   const int64_t vocab = params.logits.cols;
   const Arena::Scope scope(*launch.arena);
-  std::vector<ChoiceScratch> scratch;
-  for (int i = 0; i < NumThreads(launch); ++i) {
-    scratch.push_back(TakeChoiceScratch(*launch.arena, vocab));
-  }
+  ChoiceScratch* scratch = launch.arena->Take<ChoiceScratch>(NumThreads(launch));
+  for (int i = 0; i < NumThreads(launch); ++i)
+    scratch[i] = TakeChoiceScratch(*launch.arena, vocab);
   ParallelRows(launch, params.logits.rows, 1, [&](int64_t begin, int64_t end, int thread_idx) {
-    ChoiceScratch& s = scratch[static_cast<size_t>(thread_idx)];
+    ChoiceScratch& s = scratch[thread_idx];
     for (int64_t t = begin; t < end; ++t) {
       const float* raw = params.logits.Row<float>(t);
       const ChoiceRow& row = params.rows[t];
@@ -371,7 +398,7 @@ std::vector<int32_t> KeptTokens(const float* logits, int64_t vocab, const Choice
 
 int64_t ChooseTokensScratchBytesCpu(int64_t vocab, int num_threads) {
   const int64_t bytes = vocab * static_cast<int64_t>(sizeof(float) + 2 * sizeof(Candidate));
-  constexpr int64_t kAlignSlack = 4 * static_cast<int64_t>(Arena::kAlign);
+  constexpr int64_t kAlignSlack = 6 * static_cast<int64_t>(Arena::kAlign);
   return num_threads * (bytes + kAlignSlack);
 }
 
