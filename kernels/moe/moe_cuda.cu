@@ -1,9 +1,10 @@
-// Launches of the mixture of experts. Few rows: gate/up kernel (blocks sort the ids and rotate x
-// themselves; the last block of an expert's 128 columns applies the activation), down kernel (the
-// last block of 128 columns adds the experts). Chunks: sort, rotate, gate/up, down, add.
+// Launches of the mixture of experts, five kernels in both cases. Few rows: rotate x, gate/up, activate,
+// down, add; every block sorts the few ids by itself. Chunks: sort, rotate x, gate/up (the second of an
+// expert's two tasks activates), down, add.
 #include "kernels/moe/moe_cuda.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include <cuda_runtime.h>
 
@@ -21,16 +22,19 @@ using namespace exl3;  // NOLINT(google-build-using-namespace): one op, two file
 constexpr int kSortThreads = 1024;
 constexpr int kMaxExperts = 1024;
 constexpr int kWarpsPerBlock = 8;
+constexpr int kMaxResidentRows = 8;  // gate/up blocks rotate their own inputs up to here
+constexpr int kMaxFusedRows = 2;     // and activate up to here
 
 // Where a sorted position lives.
 struct Place {
   int32_t expert;
-  int32_t group_row;  // 8 * group + row in group
+  int32_t first_group, num_groups, row;  // of its entry; row in the entry
 };
 
 // Scratch of a chunk, behind the counters.
 struct ChunkLayout {
   int64_t groups;       // capacity
+  int tile_groups;      // of one entry at most
   int64_t max_entries;
   size_t entries, order, place, num_entries, xh, xh_down, partial, bytes;
 };
@@ -39,12 +43,20 @@ size_t RoundUp(size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
+// Rows that share a decoded tile: enough for most experts at once; a narrower kernel is faster when
+// experts have fewer rows. Not part of the result.
+int TileGroups(const MoeCudaParams& p, int rows) {
+  const double mean = static_cast<double>(rows) * p.num_chosen / p.num_experts;
+  return mean <= 22 ? 4 : mean <= 42 ? 6 : kMaxTileGroups;
+}
+
 ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
   ChunkLayout l{};
   const int64_t slots = static_cast<int64_t>(rows) * p.num_chosen;
   const int64_t hit = std::min<int64_t>(slots, p.num_experts);
   l.groups = slots / kGroupRows + hit;
-  l.max_entries = l.groups / kMaxTileGroups + hit + 1;
+  l.tile_groups = TileGroups(p, rows);
+  l.max_entries = l.groups / l.tile_groups + hit + 1;
   size_t at = kCudaCounterBytes;
   auto take = [&](size_t bytes) {
     const size_t offset = at;
@@ -64,11 +76,12 @@ ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
   return l;
 }
 
-// One block: counts slots per expert, cuts every expert's rows into entries of at most 12 groups and
-// writes the sorted order. Which position a slot gets inside its expert may vary; results do not.
+// One block: counts slots per expert, cuts every expert's rows into entries of at most `tile_groups`
+// groups and writes the sorted order. Which position a slot gets inside its expert may vary; results do not.
 __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids,
                                                               int num_slots,
                                                               int num_experts,
+                                                              int tile_groups,
                                                               MoeEntry* entries,
                                                               int32_t* order,
                                                               Place* place,
@@ -76,6 +89,7 @@ __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids
   __shared__ int32_t count[kMaxExperts];
   __shared__ int32_t first[kMaxExperts];
   __shared__ int32_t group[kMaxExperts];
+  __shared__ int32_t num_groups[kMaxExperts];
   __shared__ int32_t warp_sums[32][3];
   device::WaitForPrevious();
   device::LaunchNext();
@@ -83,12 +97,24 @@ __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids
   const int lane = tid & 31, warp = tid / 32;
   count[tid] = 0;
   __syncthreads();
-  for (int i = tid; i < num_slots; i += kSortThreads) atomicAdd(&count[ids[i]], 1);
+  constexpr int kBatch = 8;  // loads in flight per thread
+  for (int i = tid; i < num_slots; i += kBatch * kSortThreads) {
+    int id[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int at = i + b * kSortThreads;
+      id[b] = at < num_slots ? __ldg(ids + at) : -1;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (id[b] >= 0) atomicAdd(&count[id[b]], 1);
+    }
+  }
   __syncthreads();
   // Exclusive sums over experts of slots, groups and entries; thread = expert.
   const int rows = tid < num_experts ? count[tid] : 0;
   const int groups = (rows + kGroupRows - 1) / kGroupRows;
-  const int tiles = (groups + kMaxTileGroups - 1) / kMaxTileGroups;
+  const int tiles = (groups + tile_groups - 1) / tile_groups;
   int v[3] = {rows, groups, tiles};
   int inclusive[3];
 #pragma unroll
@@ -123,6 +149,7 @@ __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids
   }
   first[tid] = before[0];
   group[tid] = before[1];
+  num_groups[tid] = groups;
   if (tid == kSortThreads - 1) *num_entries = before[2] + tiles;
   for (int t = 0; t < tiles; ++t) {  // even tiles: no entry is much smaller than its neighbours
     const int begin = groups * t / tiles, end = groups * (t + 1) / tiles;
@@ -133,12 +160,34 @@ __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids
   }
   count[tid] = 0;
   __syncthreads();
-  for (int i = tid; i < num_slots; i += kSortThreads) {
-    const int expert = ids[i];
-    const int rank = atomicAdd(&count[expert], 1);
-    const int position = first[expert] + rank;
-    order[position] = i;
-    place[position] = Place{expert, group[expert] * kGroupRows + rank};
+  for (int i = tid; i < num_slots; i += kBatch * kSortThreads) {
+    int id[kBatch], rank[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int at = i + b * kSortThreads;
+      id[b] = at < num_slots ? __ldg(ids + at) : -1;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) rank[b] = id[b] >= 0 ? atomicAdd(&count[id[b]], 1) : 0;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (id[b] < 0) continue;
+      const int expert = id[b];
+      const int position = first[expert] + rank[b];
+      order[position] = i + b * kSortThreads;
+      // The inverse of the even cut above: the last entry that begins at or before the row.
+      const int g = rank[b] / kGroupRows, n = num_groups[expert];
+      const int t = (n + tile_groups - 1) / tile_groups;
+      int begin = 0, end = n;
+      if (t > 1) {
+        int e = g * t / n;
+        if (n * (e + 1) / t <= g) ++e;
+        begin = n * e / t;
+        end = n * (e + 1) / t;
+      }
+      place[position] =
+          Place{expert, group[expert] + begin, end - begin, rank[b] - begin * kGroupRows};
+    }
   }
 }
 
@@ -155,31 +204,158 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   const void* suh = which == 0 ? e.gate_suh : e.up_suh;
   const GemmMatrix& input = args.matrices[0];
   const char* x = RowPointer(input.x, args.x_type, input.x_stride, row);
-  const int64_t group = which * args.group_capacity + place.group_row / kGroupRows;
-  uint32_t* out = xh + group * args.pairs * 128 + FragmentWord(lane, place.group_row % kGroupRows);
-  for (int block = static_cast<int>(threadIdx.x / 32); block < args.pairs / 4;
-       block += kWarpsPerBlock) {
-    const int col = block * kBlockN + 4 * lane;
-    const uint2 words =
-        RotateInput(LoadRow4(x, args.x_type, col, input.x_cols), LoadHalf4(suh, col), lane, false);
-    uint32_t* to = out + (block * 4 + lane / 8) * 128;
-    to[0] = words.x;
-    to[4] = words.y;
+  const TilePlace to{
+      which * args.group_capacity + place.first_group, place.num_groups, place.row};
+  constexpr int kBatch = 5;  // 128-blocks in flight per warp
+  const int num_blocks = args.pairs / 4;
+  for (int block = static_cast<int>(threadIdx.x / 32); block < num_blocks;
+       block += kBatch * kWarpsPerBlock) {
+    float4 v[kBatch], scale[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int col = min(block + i * kWarpsPerBlock, num_blocks - 1) * kBlockN + 4 * lane;
+      v[i] = LoadRow4(x, args.x_type, col, input.x_cols);
+      scale[i] = LoadHalf4(suh, col);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (block + i * kWarpsPerBlock >= num_blocks) break;
+      StoreRotated(xh,
+                   args.pairs,
+                   to,
+                   block + i * kWarpsPerBlock,
+                   lane,
+                   RotateInput(v[i], scale[i], lane, false));
+    }
   }
 }
 
+// A slot's place among the slots of few rows, found by one warp. An expert's first group has the
+// number of its first sorted position.
+__device__ __forceinline__ TilePlace FindPlace(const int32_t* ids, int n, int slot, int lane) {
+  const int id = ids[slot];
+  int less = 0, before = 0, equal = 0;
+  for (int j = lane; j < n; j += 32) {
+    const int other = ids[j];
+    less += other < id;
+    before += other == id && j < slot;
+    equal += other == id;
+  }
+  less = __reduce_add_sync(0xffffffffu, less);
+  before = __reduce_add_sync(0xffffffffu, before);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  return TilePlace{less, (equal + kGroupRows - 1) / kGroupRows, before};
+}
+
+// xh for gate and up of few rows: a block per slot and matrix.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    MoeCombineKernel(const __grid_constant__ GemmArgs args) {
+    MoeRotateFewKernel(const __grid_constant__ GemmArgs args, uint32_t* xh) {
+  constexpr int kBatch = 5;  // 128-blocks in flight per warp
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int slot = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
   device::WaitForPrevious();
   device::LaunchNext();
+  const MoeExpert& e = args.experts[args.ids[slot]];
+  const void* suh = which == 0 ? e.gate_suh : e.up_suh;
+  const GemmMatrix& input = args.matrices[0];
+  const char* x = RowPointer(input.x, args.x_type, input.x_stride, slot / args.num_chosen);
+  TilePlace place = FindPlace(args.ids, args.rows * args.num_chosen, slot, lane);
+  place.first_group += which * args.group_capacity;
+  const int num_blocks = args.pairs / 4;
+  for (int block = static_cast<int>(threadIdx.x / 32); block < num_blocks;
+       block += kBatch * kWarpsPerBlock) {
+    float4 v[kBatch], scale[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int col = min(block + i * kWarpsPerBlock, num_blocks - 1) * kBlockN + 4 * lane;
+      v[i] = LoadRow4(x, args.x_type, col, input.x_cols);
+      scale[i] = LoadHalf4(suh, col);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (block + i * kWarpsPerBlock >= num_blocks) break;
+      const uint2 words = RotateInput(v[i], scale[i], lane, false);
+      StoreRotated(xh, args.pairs, place, block + i * kWarpsPerBlock, lane, words);
+    }
+  }
+}
+
+// Activation of few rows: a warp per slot and 128 columns.
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    MoeActivateFewKernel(const __grid_constant__ GemmArgs args) {
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int n = args.rows * args.num_chosen;
+  const int job = static_cast<int>(blockIdx.x * kWarpsPerBlock + threadIdx.x / 32);
+  if (job >= n * args.num_blocks) return;
+  const int slot = job / args.num_blocks, unit = job % args.num_blocks;
+  // The ids are older than the previous kernel.
+  const TilePlace place = FindPlace(args.ids, n, slot, lane);
+  const GateUpScales scales = LoadGateUpScales(args, args.ids[slot], unit, lane);
+  const int64_t position = place.first_group + place.row;
+  device::WaitForPrevious();
+  device::LaunchNext();
+  const int s = args.num_segments;
+  FinishGateUpRow(args,
+                  scales,
+                  unit,
+                  place,
+                  SumSegments(GateUpPartial(args, position, unit, 0, s), s, lane),
+                  SumSegments(GateUpPartial(args, position, unit, 1, s), s, lane),
+                  lane);
+}
+
+// Adds the experts of every row, ascending ids, then the shared expert: a warp per row and 128 columns.
+__global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    MoeCombineKernel(const __grid_constant__ GemmArgs args) {
+  constexpr int kMaxChosen = 8;
+  const int lane = static_cast<int>(threadIdx.x & 31);
   const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
   const int row = static_cast<int>(job / args.num_blocks);
+  const int unit = static_cast<int>(job - static_cast<int64_t>(row) * args.num_blocks);
   if (row >= args.rows) return;
-  CombineRow(args,
-             args.matrices[0],
-             static_cast<int>(job % args.num_blocks),
-             row,
-             static_cast<int>(threadIdx.x & 31));
+  const int chosen = args.num_chosen;
+  const int64_t slot0 = static_cast<int64_t>(row) * chosen;
+  const int col = unit * kBlockN + 4 * lane;
+  // Ids and weights are older than the previous kernel. Lane j finds the rank of slot j.
+  const int id = lane < chosen ? args.ids[slot0 + lane] : 0x7fffffff;
+  const float weight = lane < chosen ? args.weights[slot0 + lane] : 0;
+  int rank = 0;
+  for (int j = 0; j < chosen; ++j) {
+    const int other = __shfl_sync(0xffffffffu, id, j);
+    rank += other < id || (other == id && j < lane);
+  }
+  device::WaitForPrevious();
+  device::LaunchNext();
+  float4 v[kMaxChosen];
+  float w[kMaxChosen];
+#pragma unroll
+  for (int r = 0; r < kMaxChosen; ++r) {
+    if (r < chosen) {
+      const int j = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
+      w[r] = __shfl_sync(0xffffffffu, weight, j);
+      v[r] = __ldcg(reinterpret_cast<const float4*>(
+          args.slot_out + (slot0 + j) * args.num_blocks * kBlockN + col));
+    }
+  }
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int r = 0; r < kMaxChosen; ++r) {
+    if (r < chosen) {
+      sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], v[r].x));
+      sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], v[r].y));
+      sum.z = __fadd_rn(sum.z, __fmul_rn(w[r], v[r].z));
+      sum.w = __fadd_rn(sum.w, __fmul_rn(w[r], v[r].w));
+    }
+  }
+  if (args.shared_out != nullptr) {
+    const float4 s = *reinterpret_cast<const float4*>(
+        static_cast<const float*>(args.shared_out) + row * args.shared_stride + col);
+    sum = make_float4(sum.x + s.x, sum.y + s.y, sum.z + s.z, sum.w + s.w);
+  }
+  const GemmMatrix& output = args.matrices[0];
+  char* out = static_cast<char*>(output.y) +
+              static_cast<int64_t>(row) * output.y_stride * (args.y_type == kTypeF32 ? 4 : 2);
+  StoreRow4(out, args.y_type, col, output.y_cols, sum);
 }
 
 CudaStatus Validate(const MoeCudaParams& p) {
@@ -215,6 +391,7 @@ CudaStatus Validate(const MoeCudaParams& p) {
 
 // The cuts of the two products: parts of the result, so functions of the shape only.
 int GateUpSegments(const MoeCudaParams& p) {
+  if (const char* s = getenv("GU_SEGMENTS")) return atoi(s);
   return Exl3Segments(p.d, 2 * p.num_chosen * (p.inner / kBlockN));
 }
 int DownSegments(const MoeCudaParams& p) {
@@ -278,6 +455,7 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
       !status.ok()) {
     return status;
   }
+  if (CudaStatus status = FinishArgs(&args); !status.ok()) return status;
   const int64_t grid = std::min<int64_t>(
       max_tasks, static_cast<int64_t>(BlocksPerSm(device, shared_bytes)) * device.num_sms);
   const auto error = static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups)(
@@ -288,21 +466,24 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
   return {};
 }
 
-// Scratch of few rows, behind the counters.
+// Scratch of few rows, behind the counters. Groups are numbered by sorted position.
 struct SmallLayout {
-  size_t xh_down, partial, slot_out, bytes;
+  size_t xh, xh_down, partial, slot_out, bytes;
 };
 
 SmallLayout LayOutSmall(const MoeCudaParams& p, int rows) {
   SmallLayout l{};
   const size_t slots = static_cast<size_t>(rows) * p.num_chosen;
   size_t at = kCudaCounterBytes;
-  l.xh_down = at;
-  at += RoundUp(slots * (p.inner / kPairK) * kPairBytes);
-  l.partial = at;
-  at += RoundUp(slots * 2 * p.inner * GateUpSegments(p) * sizeof(float));
-  l.slot_out = at;
-  at += RoundUp(slots * p.d * sizeof(float));
+  auto take = [&](size_t bytes) {
+    const size_t offset = at;
+    at += RoundUp(bytes);
+    return offset;
+  };
+  l.xh = take(slots * 2 * (p.d / kPairK) * kPairBytes);
+  l.xh_down = take(slots * (p.inner / kPairK) * kPairBytes);
+  l.partial = take(slots * 2 * p.inner * GateUpSegments(p) * sizeof(float));
+  l.slot_out = take(slots * p.d * sizeof(float));
   l.bytes = at;
   return l;
 }
@@ -311,31 +492,58 @@ bool IsSmall(const MoeCudaParams& p, int rows) {
   return rows <= kMaxMoeSmallRows && rows * p.num_chosen <= kMaxSmallSlots;
 }
 
+int64_t Blocks(int64_t warps) {
+  return (warps + kWarpsPerBlock - 1) / kWarpsPerBlock;
+}
+
+CudaStatus LaunchCombine(const MoeCudaParams& p, const GemmArgs& down, void* stream) {
+  const cudaError_t error = LaunchDependent(&MoeCombineKernel,
+                                            Blocks(static_cast<int64_t>(p.rows) * down.num_blocks),
+                                            32 * kWarpsPerBlock,
+                                            0,
+                                            stream,
+                                            down);
+  if (error != cudaSuccess) return CudaError(error, "moe combine: %s", cudaGetErrorString(error));
+  return {};
+}
+
 CudaStatus RunSmall(const MoeCudaParams& p,
                     const CudaDevice& device,
                     const CudaWorkspace& workspace,
                     void* stream) {
   const SmallLayout l = LayOutSmall(p, p.rows);
   char* scratch = static_cast<char*>(workspace.data);
-  const int64_t hit = std::min<int64_t>(p.num_experts, static_cast<int64_t>(p.rows) * p.num_chosen);
+  const int64_t slots = static_cast<int64_t>(p.rows) * p.num_chosen;
+  const int64_t hit = std::min<int64_t>(p.num_experts, slots);
   const int groups = (p.rows + kGroupRows - 1) / kGroupRows;
-  if (static_cast<size_t>(hit * (p.inner / kBlockN)) * sizeof(uint32_t) > kCudaCounterBytes ||
-      static_cast<size_t>(p.d / kBlockN) * sizeof(uint32_t) > kCudaCounterBytes) {
-    return CudaError(-1, "moe: %lld experts of %d columns need more counters than there are",
-                     static_cast<long long>(hit), p.inner);
-  }
   GemmArgs args = CommonArgs(p);
   args.small = 1;
+  args.external_finish = 1;
   args.counters = reinterpret_cast<uint32_t*>(scratch);
   args.xh_down = scratch + l.xh_down;
   args.partial = reinterpret_cast<float*>(scratch + l.partial);
   args.slot_out = reinterpret_cast<float*>(scratch + l.slot_out);
-  args.group_capacity = 0;
+  args.group_capacity = slots;
 
   GemmArgs gate_up = args;
   MakeGateUp(p, &gate_up);
-  gate_up.whole = gate_up.num_segments == 1;
-  gate_up.resident = 1;
+  gate_up.xh = scratch + l.xh;
+  // Very few rows save the launches of rotation and activation.
+  gate_up.resident = p.rows <= kMaxResidentRows;
+  gate_up.external_finish = p.rows > kMaxFusedRows;
+  if (const char* v = getenv("MOE_RESIDENT")) gate_up.resident = p.rows <= atoi(v);
+  if (const char* v = getenv("MOE_FUSED")) gate_up.external_finish = p.rows > atoi(v);
+  cudaError_t error = cudaSuccess;
+  if (!gate_up.resident) {
+    error = LaunchDependent(&MoeRotateFewKernel,
+                            slots * 2,
+                            32 * kWarpsPerBlock,
+                            0,
+                            stream,
+                            gate_up,
+                            reinterpret_cast<uint32_t*>(scratch + l.xh));
+    if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
+  }
   if (CudaStatus status = LaunchProduct(p,
                                         device,
                                         p.gate_up_bits,
@@ -346,10 +554,25 @@ CudaStatus RunSmall(const MoeCudaParams& p,
       !status.ok()) {
     return status;
   }
+  if (gate_up.external_finish) {
+    error = LaunchDependent(&MoeActivateFewKernel,
+                            Blocks(slots * gate_up.num_blocks),
+                            32 * kWarpsPerBlock,
+                            0,
+                            stream,
+                            gate_up);
+    if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
+  }
   GemmArgs down = args;
   MakeDown(p, &down);
   down.xh = args.xh_down;
-  return LaunchProduct(p, device, p.down_bits, groups, hit * down.num_blocks, down, stream);
+  down.group_capacity = 0;
+  if (CudaStatus status =
+          LaunchProduct(p, device, p.down_bits, groups, hit * down.num_blocks, down, stream);
+      !status.ok()) {
+    return status;
+  }
+  return LaunchCombine(p, down, stream);
 }
 
 CudaStatus RunChunk(const MoeCudaParams& p,
@@ -381,6 +604,7 @@ CudaStatus RunChunk(const MoeCudaParams& p,
                                       p.ids,
                                       slots,
                                       p.num_experts,
+                                      l.tile_groups,
                                       reinterpret_cast<MoeEntry*>(scratch + l.entries),
                                       reinterpret_cast<int32_t*>(scratch + l.order),
                                       reinterpret_cast<Place*>(scratch + l.place),
@@ -399,7 +623,7 @@ CudaStatus RunChunk(const MoeCudaParams& p,
                           reinterpret_cast<const Place*>(scratch + l.place),
                           reinterpret_cast<uint32_t*>(scratch + l.xh));
   if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
-  const int groups = std::min(kMaxTileGroups, (p.rows + kGroupRows - 1) / kGroupRows);
+  const int groups = std::min(l.tile_groups, (p.rows + kGroupRows - 1) / kGroupRows);
   const int64_t everywhere = int64_t{1} << 30;
   if (CudaStatus status =
           LaunchProduct(p, device, p.gate_up_bits, groups, everywhere, gate_up, stream);
@@ -414,15 +638,7 @@ CudaStatus RunChunk(const MoeCudaParams& p,
       !status.ok()) {
     return status;
   }
-  const int64_t warps = static_cast<int64_t>(p.rows) * down.num_blocks;
-  error = LaunchDependent(&MoeCombineKernel,
-                          (warps + kWarpsPerBlock - 1) / kWarpsPerBlock,
-                          32 * kWarpsPerBlock,
-                          0,
-                          stream,
-                          down);
-  if (error != cudaSuccess) return CudaError(error, "moe combine: %s", cudaGetErrorString(error));
-  return {};
+  return LaunchCombine(p, down, stream);
 }
 
 }  // namespace
