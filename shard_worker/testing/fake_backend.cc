@@ -220,6 +220,11 @@ absl::StatusOr<SequenceResult> FakeBackend::RunPrefill(const PrefillRange& range
     return absl::InvalidArgumentError(absl::StrCat("prefill: slot ", range.slot, " is not open"));
   }
   Slot& slot = slots_[range.slot];
+  if (range.end > static_cast<int64_t>(slot.ids.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("prefill: slot ", range.slot, " ends at ",
+                                                   range.end, ", it has ", slot.ids.size(),
+                                                   " ids"));
+  }
   RETURN_IF_ERROR(CheckPages(slot, range.end));
   SequenceResult result;
   result.slot = range.slot;
