@@ -72,7 +72,9 @@ ApiError ApiError::OfEngine(const absl::Status& status, EngineState state) {
 
 std::string ApiError::Body() const {
   std::string body = "{\"error\":{\"message\":";
-  AppendJsonString(message, &body);
+  std::string text;  // what it quotes may come from a path or header, which can hold any bytes
+  AppendUtf8Repaired(message, &text);
+  AppendJsonString(text, &body);
   body.append(",\"type\":");
   AppendJsonString(type, &body);
   body.append(",\"param\":");

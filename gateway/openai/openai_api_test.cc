@@ -451,6 +451,9 @@ TEST_F(OpenAiApiTest, ModelsHealthAndErrorsOfTheRouter) {
   EXPECT_EQ(Get("/status").status, 200);
   EXPECT_THAT(Get("/metrics").body, HasSubstr("http_requests_total"));
   EXPECT_EQ(Get("/v1/nothing").status, 404);
+  const RawClient::Response bytes = Get("/v1/models/%ff%00\"");
+  EXPECT_EQ(bytes.status, 404);
+  EXPECT_TRUE(Json::Parse(bytes.body).ok()) << bytes.body;
   const RawClient::Response method = Get("/v1/chat/completions");
   EXPECT_EQ(method.status, 405);
   EXPECT_EQ(method.Header("Allow"), "POST");
