@@ -2,6 +2,7 @@
 // into a type.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/check.h"
@@ -9,6 +10,13 @@
 #include "kernels/launch.h"
 
 namespace twinspark {
+
+// Rows that are worth a thread of their own, from a rough cost per row: waking and joining the pool
+// takes about half a microsecond, so a range should take a few. Only speed depends on it.
+inline int64_t RowGrain(double ns_per_row) {
+  constexpr double kNsPerRange = 2000;
+  return std::clamp(static_cast<int64_t>(kNsPerRange / ns_per_row), int64_t{1}, int64_t{4096});
+}
 
 // fn(begin, end, thread_idx); inline when the launch has no pool or there is too little to share.
 template <class Fn>

@@ -434,16 +434,17 @@ void AttendShared(const AttentionParams& p, const AttentionSizes& sizes, const L
   for (int i = 0; i < NumThreads(launch); ++i) {
     row_scratch[i] = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
   }
-  constexpr int64_t kKeyGrain = 16;
+  const int64_t key_grain = RowGrain(0.25 * static_cast<double>(p.head_dim));
   for (int64_t begin = 0, end; begin < p.q.rows; begin = end) {
     end = TileEnd(p, sizes, begin);
     const AttentionTile tile = PlanTile(p, begin, end, tile_scratch);
     CHECK_LE(tile.num_keys(), sizes.pool_keys);
-    ParallelRows(launch, tile.num_keys(), kKeyGrain, [&](int64_t from, int64_t to, int) {
+    ParallelRows(launch, tile.num_keys(), key_grain, [&](int64_t from, int64_t to, int) {
       HWY_DYNAMIC_DISPATCH(DecodeKeys)(p, tile, tile_scratch.pool, from, to);
     });
     const int64_t units = (end - begin) * p.num_heads;
-    ParallelRows(launch, units, 1, [&](int64_t from, int64_t to, int thread_idx) {
+    const double unit_ns = 0.05 * static_cast<double>(sizes.row_keys * p.head_dim);
+    ParallelRows(launch, units, RowGrain(unit_ns), [&](int64_t from, int64_t to, int thread_idx) {
       while (from < to) {
         const int64_t t = from / p.num_heads, head = from % p.num_heads;
         const int64_t head_end = std::min<int64_t>(p.num_heads, head + to - from);

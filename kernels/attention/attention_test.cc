@@ -238,17 +238,18 @@ TEST(Attention, NearDoubleWithPackedKeysAndRoundedProbabilities) {
 TEST(Attention, RowsDoNotDependOnCompanyThreadsOrWhereTheKeysLie) {
   OnEverySimdTarget([&] {
     for (const bool round : {false, true}) {
-      const SceneSizes sizes{.num_heads = 4, .head_dim = 96};
+      const int dim = round ? 96 : 256;
+      const SceneSizes sizes{.num_heads = 4, .head_dim = dim};
       Scene in_step(sizes, 43, 90, 31, false), in_ring(sizes, 43, 90, 31, true);
       const int64_t rows = in_step.num_rows();
-      Matrix alone(rows, 4 * 96, DType::kBf16);
+      Matrix alone(rows, 4 * dim, DType::kBf16);
       OpContext one(1);
       for (int64_t t = 0; t < rows; ++t) {
         AttentionCpu(in_step.RowParams(alone.view(), round, t), one.launch());
       }
       for (const int threads : {1, 2, 3}) {
         OpContext context(threads);
-        Matrix out(rows, 4 * 96, DType::kBf16);
+        Matrix out(rows, 4 * dim, DType::kBf16);
         AttentionCpu(in_step.Params(out.view(), round), context.launch());
         EXPECT_TRUE(SameBits(out, alone)) << threads << " threads";
         AttentionCpu(in_ring.Params(out.view(), round), context.launch());

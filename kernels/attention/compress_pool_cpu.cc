@@ -73,8 +73,8 @@ void CompressPoolCpu(const CompressPoolParams& params, const Launch& launch) {
   CHECK(params.carry.format == CacheFormat::kF32);
   CHECK_EQ(params.kv_score.cols, 2 * params.out.cols);
   CHECK_EQ(params.carry.cols, 2 * params.out.cols);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(1.0 * static_cast<double>(params.ratio * params.out.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(PoolGroups)(params, begin, end);
   });
 }

@@ -82,10 +82,10 @@ void EngramDequantizeCpu(const EngramDequantizeParams& params, const Launch& lau
   float values[256];
   for (int code = 0; code < 256; ++code)
     values[code] = E4M3ToF32(static_cast<uint8_t>(code));
-  constexpr int64_t kGrain = 8;
+  const int64_t grain = RowGrain(1.0 * static_cast<double>(params.out.cols));
   WithFloatType(params.out.dtype, [&](auto* type) {
     using Out = std::remove_pointer_t<decltype(type)>;
-    ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
         const uint8_t* codes = params.codes.Row<uint8_t>(t);
         const uint8_t* scales = params.scales.Row<uint8_t>(t);
@@ -112,8 +112,8 @@ void EngramGateCpu(const EngramGateParams& params, const Launch& launch) {
   CHECK_EQ(params.out.cols, params.streams.cols);
   CHECK(params.out.dtype == params.streams.dtype);
   CHECK(params.weight.dtype == DType::kF32);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.streams.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.4 * static_cast<double>(params.streams.cols));
+  ParallelRows(launch, params.streams.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(GateRows)(params, begin, end);
   });
 }

@@ -262,8 +262,8 @@ void CollapseNormCpu(const CollapseNormParams& params, const Launch& launch) {
   const Arena::Scope scope(*launch.arena);
   const int64_t row_bytes = params.out.cols * static_cast<int64_t>(sizeof(float));
   char* scratch = launch.arena->Take<char>(row_bytes * NumThreads(launch));
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int thread_idx) {
+  const int64_t grain = RowGrain(0.15 * static_cast<double>(params.streams.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {
     HWY_DYNAMIC_DISPATCH(CollapseNormRows)(params, scratch + thread_idx * row_bytes, begin, end);
   });
 }
@@ -277,8 +277,8 @@ void HcMixCpu(const HcMixParams& params, const Launch& launch) {
   CHECK_EQ(params.comb.cols, n * n);
   CHECK_EQ(params.pre.rows, params.streams.rows);
   CHECK(params.fn.dtype == DType::kF32);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.streams.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.03 * static_cast<double>(params.fn.rows * params.fn.cols));
+  ParallelRows(launch, params.streams.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(HcMixRows)(params, begin, end);
   });
 }
@@ -290,8 +290,8 @@ void HcPostCpu(const HcPostParams& params, const Launch& launch) {
   CHECK_EQ(params.out.cols, params.streams.cols);
   CHECK_EQ(params.comb.cols, params.post.cols * params.post.cols);
   CHECK(params.out.dtype == params.streams.dtype);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.y.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.3 * static_cast<double>(params.streams.cols));
+  ParallelRows(launch, params.y.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(HcPostRows)(params, begin, end);
   });
 }
@@ -299,8 +299,8 @@ void HcPostCpu(const HcPostParams& params, const Launch& launch) {
 void StreamMeanCpu(const StreamMeanParams& params, const Launch& launch) {
   CheckStreams(params.num_streams, params.streams.cols, params.out.cols);
   CHECK_EQ(params.streams.rows, params.out.rows);
-  constexpr int64_t kGrain = 8;
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.1 * static_cast<double>(params.streams.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(StreamMeanRows)(params, begin, end);
   });
 }

@@ -223,7 +223,7 @@ TEST(StreamMean, IsThePlainMean) {
 
 TEST(HyperConnections, RowsDoNotDependOnCompanyOrThreads) {
   RandomTensor random(65);
-  constexpr int64_t kRows = 41, kD = 72;
+  constexpr int64_t kRows = 127, kD = 72;
   Matrix s(kRows, 4 * kD, DType::kBf16), fn(24, 4 * kD, DType::kF32), base(1, 24, DType::kF32);
   Matrix scale(1, 3, DType::kF32), weight(1, kD, DType::kF32);
   s.Fill(random);

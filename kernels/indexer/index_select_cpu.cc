@@ -295,6 +295,15 @@ void SelectTile(const IndexSelectParams& p, int64_t begin, int64_t end, SelectSc
   }
 }
 
+// Groups that all rows together have to score, roughly.
+int64_t ScoredGroups(const IndexSelectParams& p) {
+  int64_t groups = 0;
+  for (int64_t t = 0; t < p.q.rows; ++t) {
+    if (p.rows[t].num_visible > p.top_k) groups += p.rows[t].num_visible;
+  }
+  return groups;
+}
+
 void CheckSelect(const IndexSelectParams& p) {
   CHECK_EQ(p.q.cols, int64_t{p.num_heads} * p.dim);
   CHECK_EQ(p.weights.cols, int64_t{p.num_heads});
@@ -316,16 +325,19 @@ void IndexSelectCpu(const IndexSelectParams& params, const Launch& launch) {
   SelectScratch* scratch = launch.arena->Take<SelectScratch>(NumThreads(launch));
   for (int i = 0; i < NumThreads(launch); ++i)
     scratch[i] = TakeSelectScratch(*launch.arena, params);
-  ParallelRows(launch, params.q.rows, 1, [&](int64_t from, int64_t to, int thread_idx) {
-    for (int64_t begin = from, end; begin < to; begin = end) {
-      end = begin + 1;
-      while (end < to && end - begin < kMaxTileRows &&
-             params.rows[end].pages == params.rows[begin].pages) {
-        ++end;
-      }
-      SelectTile(params, begin, end, scratch[thread_idx]);
-    }
-  });
+  const double row_ns = 100 + 0.03 * static_cast<double>(ScoredGroups(params) * params.q.cols) /
+                                  static_cast<double>(std::max<int64_t>(params.q.rows, 1));
+  ParallelRows(launch, params.q.rows, RowGrain(row_ns),
+               [&](int64_t from, int64_t to, int thread_idx) {
+                 for (int64_t begin = from, end; begin < to; begin = end) {
+                   end = begin + 1;
+                   while (end < to && end - begin < kMaxTileRows &&
+                          params.rows[end].pages == params.rows[begin].pages) {
+                     ++end;
+                   }
+                   SelectTile(params, begin, end, scratch[thread_idx]);
+                 }
+               });
 }
 
 int64_t IndexSelectScratchBytesCpu(

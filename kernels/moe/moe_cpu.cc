@@ -118,8 +118,8 @@ void GatherRows(const MoeParams& p,
   const size_t row_bytes = static_cast<size_t>(p.x.cols) * DTypeBytes(p.x.dtype);
   const auto copy = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    constexpr int64_t kGrain = 16;
-    ParallelRows(launch, gathered.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+    const int64_t grain = RowGrain(0.1 * static_cast<double>(p.x.cols));
+    ParallelRows(launch, gathered.rows, grain, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         std::memcpy(gathered.Row<T>(i), p.x.Row<T>(rows.source[i]), row_bytes);
       }
@@ -135,8 +135,8 @@ void SumExperts(const MoeParams& p,
                 int part,
                 const Launch& launch) {
   const int64_t num_chosen = p.ids.cols;
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, p.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.1 * static_cast<double>((num_chosen + 1) * p.out[part].cols));
+  ParallelRows(launch, p.x.rows, grain, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       int64_t order[kMaxChosen];
       const int32_t* ids = p.ids.Row<int32_t>(t);

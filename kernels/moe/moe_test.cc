@@ -235,7 +235,7 @@ class Layer {
 };
 
 TEST(Moe, SumsExpertsInFloatWhateverTheGrouping) {
-  constexpr int64_t kRows = 23;
+  constexpr int64_t kRows = 203;
   RandomTensor random(94);
   Matrix x(kRows, Layer::kD, DType::kF32);
   x.Fill(random);

@@ -88,8 +88,8 @@ void RouterCpu(const RouterParams& params, const Launch& launch) {
   const Arena::Scope scope(*launch.arena);
   float* dots = launch.arena->Take<float>(NumThreads(launch) * kRowsAtOnce * num_experts);
   uint8_t* taken = launch.arena->Take<uint8_t>(NumThreads(launch) * num_experts);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int thread_idx) {
+  const int64_t grain = RowGrain(0.03 * static_cast<double>(num_experts * params.x.cols));
+  ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {
     float* scores = dots + thread_idx * kRowsAtOnce * num_experts;
     for (int64_t t = begin; t < end; t += kRowsAtOnce) {
       const int64_t stop = std::min(end, t + kRowsAtOnce);

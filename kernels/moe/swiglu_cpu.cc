@@ -50,8 +50,8 @@ void SwiGluCpu(const SwiGluParams& params, const Launch& launch) {
   CHECK_EQ(params.up.rows, params.out.rows);
   CHECK_EQ(params.gate.cols, params.out.cols);
   CHECK_EQ(params.up.cols, params.out.cols);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.6 * static_cast<double>(params.out.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(SwiGluRows)(params, begin, end);
   });
 }

@@ -54,8 +54,8 @@ void AddCpu(const AddParams& params, const Launch& launch) {
     CHECK_EQ(params.b.rows, params.a.rows);
     CHECK_EQ(params.b.cols, params.a.cols);
   }
-  constexpr int64_t kGrain = 8;
-  ParallelRows(launch, params.a.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.15 * static_cast<double>(params.a.cols));
+  ParallelRows(launch, params.a.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(AddRows)(params, begin, end);
   });
 }

@@ -41,12 +41,12 @@ void EmbedRow(const EmbedParams& p, int64_t t) {
 
 void EmbedCpu(const EmbedParams& params, const Launch& launch) {
   CHECK_EQ(params.out.cols, params.num_copies * params.table.cols);
-  constexpr int64_t kGrain = 8;
+  const int64_t grain = RowGrain(0.1 * static_cast<double>(params.out.cols));
   WithFloatType(params.table.dtype, [&](auto* in_type) {
     WithFloatType(params.out.dtype, [&](auto* out_type) {
       using In = std::remove_pointer_t<decltype(in_type)>;
       using Out = std::remove_pointer_t<decltype(out_type)>;
-      ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+      ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t)
           EmbedRow<In, Out>(params, t);
       });

@@ -43,8 +43,8 @@ void RmsNormCpu(const RmsNormParams& params, const Launch& launch) {
   CHECK_EQ(params.x.cols, params.out.cols);
   CHECK_EQ(params.weight.cols, params.x.cols);
   CHECK(params.weight.dtype == DType::kF32);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.2 * static_cast<double>(params.x.cols));
+  ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(RmsNormRows)(params, begin, end);
   });
 }

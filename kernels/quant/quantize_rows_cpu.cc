@@ -69,20 +69,18 @@ HWY_EXPORT(StoreRowsRange);
 HWY_EXPORT(LoadRowsRange);
 HWY_EXPORT(QuantizeValuesRange);
 
-namespace {
-constexpr int64_t kGrain = 4;
-}  // namespace
-
 void StoreRowsCpu(const StoreRowsParams& params, const Launch& launch) {
   CHECK_EQ(params.x.cols, params.dst.cols);
-  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(1.5 * static_cast<double>(params.x.cols));
+  ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(StoreRowsRange)(params, begin, end);
   });
 }
 
 void LoadRowsCpu(const LoadRowsParams& params, const Launch& launch) {
   CHECK_EQ(params.out.cols, params.src.cols);
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.3 * static_cast<double>(params.out.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(LoadRowsRange)(params, begin, end);
   });
 }
@@ -109,7 +107,8 @@ void QuantizeValuesCpu(const QuantizeValuesParams& params, const Launch& launch)
   const Arena::Scope scope(*launch.arena);
   const int64_t row_bytes = CacheRowBytes(params.format, params.x.cols);
   uint8_t* packed = launch.arena->Take<uint8_t>(row_bytes * NumThreads(launch));
-  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int thread_idx) {
+  const int64_t grain = RowGrain(1.8 * static_cast<double>(params.x.cols));
+  ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {
     HWY_DYNAMIC_DISPATCH(QuantizeValuesRange)(params, packed + thread_idx * row_bytes, begin, end);
   });
 }

@@ -200,28 +200,28 @@ TEST(StoreRows, FollowsTheIndexAndSkips) {
   for (const int threads : {1, 2, 3}) {
     OpContext context(threads);
     for (const CacheFormat format : kFormats) {
-      Matrix x(20, 64, DType::kBf16), back(20, 64, DType::kF32);
+      Matrix x(90, 64, DType::kBf16), back(90, 64, DType::kF32);
       x.Fill(random);
-      std::vector<uint8_t> bytes(static_cast<size_t>(CacheRowBytes(format, 64) * 50), 0);
-      const CacheRows rows{bytes.data(), format, 50, 64};
+      std::vector<uint8_t> bytes(static_cast<size_t>(CacheRowBytes(format, 64) * 190), 0);
+      const CacheRows rows{bytes.data(), format, 190, 64};
       std::vector<int64_t> index;
-      for (int64_t t = 0; t < 20; ++t)
+      for (int64_t t = 0; t < 90; ++t)
         index.push_back(t == 7 ? -1 : 2 * t + 3);
       StoreRowsCpu({.x = x.view(), .dst = rows, .index = index.data()}, context.launch());
       std::vector<int64_t> read = index;
       read[7] = 0;
       LoadRowsCpu({.src = rows, .index = read.data(), .out = back.view()}, context.launch());
-      Matrix want(20, 64, DType::kF32);
+      Matrix want(90, 64, DType::kF32);
       QuantizeValuesCpu({.x = x.view(), .format = format, .out = want.view()}, context.launch());
       for (int64_t c = 0; c < 64; ++c)
         want.set(7, c, 0);
       EXPECT_TRUE(SameBits(back, want)) << CacheFormatName(format);
 
       std::vector<uint8_t> copy(bytes.size(), 0);
-      const CacheRows copied{copy.data(), format, 50, 64};
+      const CacheRows copied{copy.data(), format, 190, 64};
       CopyRowsCpu({.src = rows,
                    .dst = copied,
-                   .num_rows = 20,
+                   .num_rows = 90,
                    .src_index = read.data(),
                    .dst_index = index.data()},
                   context.launch());

@@ -129,8 +129,8 @@ void RopeTableCpu(const RopeTableParams& params, const Launch& launch) {
   CHECK(params.out.dtype == DType::kF32);
   CHECK_EQ(params.out.cols % 2, 0);
   const int64_t pairs = params.out.cols / 2;
-  constexpr int64_t kGrain = 8;
-  ParallelRows(launch, params.out.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(10.0 * static_cast<double>(params.out.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       float* out = params.out.Row<float>(t);
       const float position = static_cast<float>(params.positions[t]);
@@ -151,8 +151,8 @@ void RopeCpu(const RopeParams& params, const Launch& launch) {
   CHECK_EQ(params.x.rows, params.out.rows);
   CHECK_EQ(params.table.rows, params.x.rows);
   CHECK_EQ(params.table.cols, params.rope_dim);
-  constexpr int64_t kGrain = 4;
-  ParallelRows(launch, params.x.rows, kGrain, [&](int64_t begin, int64_t end, int) {
+  const int64_t grain = RowGrain(0.2 * static_cast<double>(params.x.cols));
+  ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int) {
     HWY_DYNAMIC_DISPATCH(RopeRows)(params, begin, end);
   });
 }

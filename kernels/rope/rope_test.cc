@@ -104,11 +104,13 @@ TEST(Rope, RotatesInterleavedPairsOfTheLastChannels) {
 
 TEST(Rope, RowsDoNotDependOnCompanyOrThreads) {
   RandomTensor random(22);
-  Matrix x(29, 96, DType::kBf16), table(29, 24, DType::kF32), alone(29, 96, DType::kBf16);
+  constexpr int64_t kRows = 503;
+  Matrix x(kRows, 96, DType::kBf16), table(kRows, 24, DType::kF32);
+  Matrix alone(kRows, 96, DType::kBf16);
   x.Fill(random);
   table.Fill(random);
   OpContext one(1);
-  for (int64_t r = 0; r < 29; ++r) {
+  for (int64_t r = 0; r < kRows; ++r) {
     RopeCpu({.x = x.view().Rows(r, 1),
              .head_dim = 48,
              .rope_dim = 24,
@@ -118,7 +120,7 @@ TEST(Rope, RowsDoNotDependOnCompanyOrThreads) {
   }
   for (const int threads : {1, 2, 3}) {
     OpContext context(threads);
-    Matrix out(29, 96, DType::kBf16);
+    Matrix out(kRows, 96, DType::kBf16);
     RopeCpu(
         {.x = x.view(), .head_dim = 48, .rope_dim = 24, .table = table.view(), .out = out.view()},
         context.launch());
