@@ -111,20 +111,23 @@ TEST(OpReaderTest, MaskIdZeroIsNoMask) {
 
 using Change = std::function<void(proto::Op&)>;
 
-TEST(OpReaderTest, OnePastEveryBoundIsRefusedByName) {
-  const auto prefill = [](proto::Op& op, uint32_t begin, uint32_t end) {
-    proto::PrefillSequence* sequence =
-        op.mutable_compute()->mutable_short_prefill()->add_sequences();
-    sequence->set_first_position(begin);
-    sequence->set_end_position(end);
-  };
-  const auto round = [](proto::Op& op) {
-    proto::RoundSequence* sequence = op.mutable_compute()->mutable_round()->add_sequences();
-    sequence->set_after_previous(true);
-    return sequence;
-  };
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<std::pair<std::string, Change>> cases = {
+using Cases = std::vector<std::pair<std::string, Change>>;
+
+// Each change makes a valid op one that is refused, with this text and without a trace of the rest.
+void ExpectRefused(const Cases& cases) {
+  for (const auto& [text, change] : cases) {
+    proto::Op wire = NewOp();
+    change(wire);
+    const WorkerOp op = Read(wire);
+    EXPECT_EQ(op.refused.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(op.refused.message()), HasSubstr(text));
+    EXPECT_TRUE(op.controls.empty() && op.round.empty() && op.short_prefill.empty() &&
+                !op.chunk_slice.has_value());
+  }
+}
+
+TEST(OpReaderTest, OpAndOpenSequenceHaveBounds) {
+  ExpectRefused({
       {"deadline_ms", [](proto::Op& op) { op.set_deadline_ms(1999); }},
       {"deadline_ms", [](proto::Op& op) { op.set_deadline_ms(limits::kOpDeadlineMsMax + 1); }},
       {"number of controls",
@@ -142,6 +145,12 @@ TEST(OpReaderTest, OnePastEveryBoundIsRefusedByName) {
       {"slot 8", [](proto::Op& op) { AddOpen(op)->set_slot(8); }},
       {"slot 8", [](proto::Op& op) { op.add_controls()->mutable_close_sequence()->set_slot(8); }},
       {"slot 9", [](proto::Op& op) { op.add_controls()->mutable_truncate()->set_slot(9); }},
+  });
+}
+
+TEST(OpReaderTest, SamplingHasBounds) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  ExpectRefused({
       {"temperature",
        [&](proto::Op& op) { AddOpen(op)->mutable_sampling()->set_temperature(nan); }},
       {"top_p", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->set_top_p(1.1f); }},
@@ -161,6 +170,11 @@ TEST(OpReaderTest, OnePastEveryBoundIsRefusedByName) {
            sampling->add_logit_bias();
        }},
       {"bad word", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->add_bad_words(); }},
+  });
+}
+
+TEST(OpReaderTest, PagesAndMasksHaveBounds) {
+  ExpectRefused({
       {"physical_page",
        [](proto::Op& op) {
          op.add_controls()->mutable_map_pages()->add_pages()->set_physical_page(64);
@@ -178,16 +192,23 @@ TEST(OpReaderTest, OnePastEveryBoundIsRefusedByName) {
          mask->set_mask_id(1);
          mask->set_packed(std::string(124, 'x'));
        }},
+  });
+}
+
+TEST(OpReaderTest, ComputeHasBounds) {
+  const auto prefill = [](proto::Op& op, uint32_t begin, uint32_t end) {
+    proto::PrefillSequence* sequence =
+        op.mutable_compute()->mutable_short_prefill()->add_sequences();
+    sequence->set_first_position(begin);
+    sequence->set_end_position(end);
+  };
+  const auto round = [](proto::Op& op) {
+    proto::RoundSequence* sequence = op.mutable_compute()->mutable_round()->add_sequences();
+    sequence->set_after_previous(true);
+    return sequence;
+  };
+  ExpectRefused({
       {"rows of the Round", [](proto::Op& op) { op.mutable_compute()->mutable_round(); }},
-      {"rows of the Round",
-       [&](proto::Op& op) {
-         for (uint32_t slot = 0; slot < 8; ++slot) {
-           proto::RoundSequence* sequence = round(op);
-           sequence->set_slot(slot);
-           sequence->set_k(5);
-         }
-         op.mutable_compute()->mutable_round()->mutable_sequences(0)->set_k(6);
-       }},
       {"Round.k", [&](proto::Op& op) { round(op)->set_k(6); }},
       {"draft_ids", [&](proto::Op& op) { round(op)->add_draft_ids(1); }},
       {"after_previous",
@@ -217,21 +238,22 @@ TEST(OpReaderTest, OnePastEveryBoundIsRefusedByName) {
        }},
       {"end_layer",
        [](proto::Op& op) { op.mutable_compute()->mutable_chunk_slice()->set_end_position(1); }},
-  };
-  for (const auto& [text, change] : cases) {
-    proto::Op wire = NewOp();
-    change(wire);
-    if (text == "rows of the Round" && wire.compute().round().sequences_size() == 8) {
-      // 8 x 6 rows are allowed; the bound of k speaks first when one has 7.
-      EXPECT_THAT(std::string(Read(wire).refused.message()), HasSubstr("Round.k"));
-      continue;
-    }
-    const WorkerOp op = Read(wire);
-    EXPECT_EQ(op.refused.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(op.refused.message()), HasSubstr(text));
-    EXPECT_TRUE(op.controls.empty() && op.round.empty() && op.short_prefill.empty() &&
-                !op.chunk_slice.has_value());
+  });
+}
+
+TEST(OpReaderTest, FullRoundIsTaken) {
+  proto::Op wire = NewOp();
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    proto::RoundSequence* sequence = wire.mutable_compute()->mutable_round()->add_sequences();
+    sequence->set_after_previous(true);
+    sequence->set_slot(slot);
+    sequence->set_k(5);
   }
+  EXPECT_TRUE(Read(wire).refused.ok());
+  OpBounds small = Bounds();
+  small.granted.max_round_rows = 47;
+  EXPECT_THAT(std::string(ReadOp(wire.SerializeAsString(), small).refused.message()),
+              HasSubstr("rows of the Round"));
 }
 
 TEST(OpReaderTest, UnbuiltPartsAreNamed) {
