@@ -58,6 +58,7 @@ struct Core {
   std::atomic<bool> stopped{false};
   std::atomic<bool> draining{false};
   std::atomic<int> num_active{0};
+  std::atomic<size_t> num_pending_body_bytes{0};
   std::mutex mutex;
   absl::flat_hash_map<Connection*, std::weak_ptr<Connection>> connections;  // under mutex
 
@@ -113,6 +114,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Advance();
   void Handle();
   void RefuseRequest(int status, std::string_view message);
+  void CountBody(size_t num_bytes);
+  void UncountBody();
   void SetDeadline(int64_t delay_ms);
   void OnDeadline();
   void Queue(std::string bytes);
@@ -140,6 +143,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string keepalive_;
   SteadyClockPoint last_write_;
   std::weak_ptr<Exchange> exchange_;
+
+  size_t num_counted_ = 0;  // body bytes of this request in num_pending_body_bytes
 
   std::deque<std::string> queue_;
   size_t front_written_ = 0;
@@ -257,10 +262,24 @@ void Connection::OnBytes(std::string_view bytes) {
   if (phase_ == Phase::kLinger) return;
   parser_.Feed(bytes);
   if (phase_ == Phase::kReading) {
-    Advance();
+    if (parser_.state() == HttpParser::State::kBody) CountBody(bytes.size());
+    if (phase_ == Phase::kReading) Advance();
   } else if (parser_.num_buffered() > kMaxAheadBytes) {
     ClientGone("too many bytes sent ahead of an answer");
   }
+}
+
+// Many large bodies at once are a question of memory, whatever each of them may be.
+void Connection::CountBody(size_t num_bytes) {
+  num_counted_ += num_bytes;
+  const size_t total = core_->num_pending_body_bytes.fetch_add(num_bytes) + num_bytes;
+  if (total > core_->options.max_pending_body_bytes) {
+    RefuseRequest(503, "Too many large requests at once.");
+  }
+}
+
+void Connection::UncountBody() {
+  core_->num_pending_body_bytes.fetch_sub(std::exchange(num_counted_, 0));
 }
 
 // In kReading: acts on what the parser has.
@@ -295,6 +314,7 @@ void Connection::Advance() {
 
 void Connection::Handle() {
   phase_ = Phase::kHandling;
+  UncountBody();
   deadline_.cancel();
   HttpRequest request = parser_.TakeRequest();
   closes_after_ = !request.keep_alive || core_->draining.load();
@@ -307,6 +327,7 @@ void Connection::Handle() {
 // Answers without the handler and ends the connection.
 void Connection::RefuseRequest(int status, std::string_view message) {
   phase_ = Phase::kHandling;
+  UncountBody();
   deadline_.cancel();
   closes_after_ = true;
   lingers_ = true;
@@ -526,6 +547,7 @@ void Connection::CloseIfIdle() {
 void Connection::Close() {
   if (phase_ == Phase::kClosed) return;
   phase_ = Phase::kClosed;
+  UncountBody();
   error_code ignored;
   socket_.shutdown(tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);

@@ -63,6 +63,7 @@ struct HttpServerOptions {
 
   size_t max_header_bytes = limits::kMaxHeaderBytes;
   size_t max_body_bytes = limits::kMaxBodyBytes;
+  size_t max_pending_body_bytes = 256u << 20;         // of all requests that are being received
   size_t max_unsent_bytes = limits::kMaxUnsentBytes;  // of a stream
   int max_connections = limits::kMaxConnections;
   int64_t header_read_ms = limits::kHeaderReadMsMax;

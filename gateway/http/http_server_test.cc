@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include <poll.h>
+
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -222,6 +224,25 @@ TEST(HttpServer, AnswersRequestsOutOfBounds) {
   EXPECT_EQ(answer("BREW\r\n\r\n"), 400);
   EXPECT_EQ(answer("GET / HTT"), 408);
   EXPECT_EQ(answer("POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc"), 408);
+}
+
+TEST(HttpServer, BoundsTheBodiesOfAllRequestsTogether) {
+  HttpServerOptions options = TestOptions();
+  options.max_pending_body_bytes = 100000;
+  const auto server = StartServer(options, Echo);
+  const std::string head = "POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n";
+  RawClient first(server->port());
+  RawClient second(server->port());
+  first.Send(head + std::string(60000, 'x'));
+  second.Send(head + std::string(60000, 'x'));
+  // One of the two is one too many; which one is not ours to say.
+  pollfd waits[2] = {{first.fd(), POLLIN, 0}, {second.fd(), POLLIN, 0}};
+  ASSERT_GE(poll(waits, 2, 30000), 1);
+  RawClient& refused = waits[0].revents != 0 ? first : second;
+  RawClient& accepted = waits[0].revents != 0 ? second : first;
+  EXPECT_EQ(refused.Read().status, 503);
+  accepted.Send(std::string(30000, 'y'));
+  EXPECT_EQ(accepted.Read().status, 200);
 }
 
 TEST(HttpServer, ClosesIdleConnections) {

@@ -24,6 +24,9 @@ namespace twinspark::gateway {
 namespace {
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
+// Bodies up to this size are read where they arrive: less than a millisecond.
+constexpr size_t kMaxInlineBodyBytes = 32 << 10;
+constexpr size_t kMaxPreparedBytes = 256 << 20;
 
 // Time does not depend on where the strings differ.
 bool EqualsInConstantTime(std::string_view a, std::string_view b) {
@@ -217,7 +220,8 @@ OpenAiApi::OpenAiApi(OpenAiOptions options,
       service_(service),
       metrics_(metrics),
       created_(UnixTimeUs() / 1000000),
-      num_in_flight_(std::make_shared<std::atomic<int>>(0)) {
+      num_in_flight_(std::make_shared<std::atomic<int>>(0)),
+      worker_(kMaxPreparedBytes) {
   field_limits_.vocab_size =
       options_.vocab_size > 0 ? options_.vocab_size : text.tokenizer->vocab_size();
   field_limits_.default_temperature = options_.default_temperature;
@@ -232,9 +236,10 @@ std::string OpenAiApi::HttpErrorBody(int status, std::string_view message) {
 void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
   const HttpRequest& request = exchange->request();
   const RouteInfo* route = FindRoute(request.path);
-  const auto observed = std::make_shared<ObservedExchange>(
-      std::move(exchange), metrics_, num_in_flight_,
-      std::string(route == nullptr ? "other" : route->path), RequestIdOf(request.headers));
+  const std::string id = RequestIdOf(request.headers);
+  const auto observed =
+      std::make_shared<ObservedExchange>(std::move(exchange), metrics_, num_in_flight_,
+                                         std::string(route == nullptr ? "other" : route->path), id);
   if (route == nullptr) {
     AnswerError(*observed,
                 ApiError::OfHttp(404, absl::StrCat("Not Found: ", Quoted(request.path), ".")));
@@ -255,7 +260,11 @@ void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
                             "A valid API key is needed: Authorization: Bearer KEY."});
     return;
   }
-  Dispatch(*route, observed);
+  if (route->is_post) {
+    HandlePost(*route, id, observed);
+  } else {
+    HandleGet(*route, *observed);
+  }
 }
 
 bool OpenAiApi::IsAuthorized(const HttpHeaders& headers) const {
@@ -276,132 +285,156 @@ bool OpenAiApi::IsAuthorized(const HttpHeaders& headers) const {
   return is_known;
 }
 
-void OpenAiApi::Dispatch(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange) {
-  const std::string path = exchange->request().path;
+void OpenAiApi::HandleGet(const RouteInfo& route, HttpExchange& exchange) const {
+  const std::string path = exchange.request().path;
   switch (route.route) {
     case Route::kModels:
       if (route.path == kModelPrefix) {
-        AnswerModel(path.substr(kModelPrefix.size()), *exchange);
+        AnswerModel(path.substr(kModelPrefix.size()), exchange);
       } else {
-        AnswerJson(*exchange, ModelsJson());
+        AnswerJson(exchange, ModelsJson());
       }
       return;
     case Route::kHealth: {
       const EngineStatus status = service_.GetStatus();
-      AnswerJson(*exchange, EngineHealthJson(status), status.ready() ? 200 : 503);
+      AnswerJson(exchange, EngineHealthJson(status), status.ready() ? 200 : 503);
       return;
     }
     case Route::kLive: {
       const bool alive = service_.GetStatus().alive;
-      AnswerJson(*exchange, alive ? "{\"status\":\"alive\"}" : "{\"status\":\"stuck\"}",
+      AnswerJson(exchange, alive ? "{\"status\":\"alive\"}" : "{\"status\":\"stuck\"}",
                  alive ? 200 : 503);
       return;
     }
     case Route::kStatus:
-      AnswerJson(*exchange, EngineStatusJson(service_.GetStatus()));
+      AnswerJson(exchange, EngineStatusJson(service_.GetStatus()));
       return;
     case Route::kMetrics: {
       HttpResponse response;
       response.headers.emplace_back("Content-Type", "text/plain; version=0.0.4; charset=utf-8");
       response.body = metrics_.Text();
-      Answer(*exchange, std::move(response));
+      Answer(exchange, std::move(response));
       return;
     }
     case Route::kVersion: {
       std::string body = "{\"version\":";
       AppendJsonString(options_.build_id, &body);
-      AnswerJson(*exchange, body + "}");
+      AnswerJson(exchange, body + "}");
       return;
     }
     case Route::kLoad:
-      AnswerJson(*exchange, absl::StrCat("{\"server_load\":", num_in_flight_->load(), "}"));
+      AnswerJson(exchange, absl::StrCat("{\"server_load\":", num_in_flight_->load(), "}"));
       return;
     default:
-      HandlePost(route, std::move(exchange));
+      break;
   }
 }
 
-void OpenAiApi::HandlePost(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange) {
-  std::optional<ApiError> error = CheckContentType(exchange->request().headers);
-  std::optional<Json> body;
-  if (!error.has_value()) body = ReadBody(exchange->request().body, &error);
-  exchange->request().body = std::string();  // may be large, and is not needed any more
+void OpenAiApi::HandlePost(const RouteInfo& route,
+                           const std::string& id,
+                           std::shared_ptr<HttpExchange> exchange) {
+  const std::optional<ApiError> error = CheckContentType(exchange->request().headers);
   if (error.has_value()) {
     AnswerError(*exchange, *error);
     return;
   }
-  std::string answer;
+  auto body = std::make_shared<std::string>(std::move(exchange->request().body));
+  if (body->size() <= kMaxInlineBodyBytes) {
+    Proceed(Prepare(route, *body, id), std::move(exchange));
+    return;
+  }
+  const bool is_queued = worker_.Run(body->size(), [this, &route, body, id, exchange] {
+    auto prepared = std::make_shared<Prepared>(Prepare(route, *body, id));
+    exchange->Post([this, prepared, exchange] { Proceed(std::move(*prepared), exchange); });
+  });
+  if (!is_queued) {
+    AnswerError(*exchange, {429,
+                            "rate_limit_error",
+                            {},
+                            "queue_full",
+                            "Too many large requests are being read; try again."});
+  }
+}
+
+OpenAiApi::Prepared OpenAiApi::Prepare(const RouteInfo& route,
+                                       const std::string& body,
+                                       const std::string& request_id) const {
+  Prepared result;
+  const std::optional<Json> json = ReadBody(body, &result.error);
+  if (!json.has_value()) return result;
   switch (route.route) {
     case Route::kChat:
-      Chat(*body, std::move(exchange));
-      return;
+      PrepareChat(*json, request_id, &result);
+      break;
     case Route::kCompletions:
-      Completions(*body, std::move(exchange));
-      return;
+      PrepareCompletions(*json, request_id, &result);
+      break;
     case Route::kTokenize:
-      answer = Tokenize(*body, text_, MaxModelLen(), &error);
+      result.answer = Tokenize(*json, text_, MaxModelLen(), &result.error);
       break;
     case Route::kDetokenize:
-      answer = Detokenize(*body, text_, field_limits_.vocab_size, &error);
+      result.answer = Detokenize(*json, text_, field_limits_.vocab_size, &result.error);
       break;
     default:
-      error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
-                                                 " is not supported by this server; use "
-                                                 "/v1/chat/completions."));
+      result.error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
+                                                        " is not supported by this server; use "
+                                                        "/v1/chat/completions."));
   }
-  if (error.has_value()) {
-    AnswerError(*exchange, *error);
+  return result;
+}
+
+void OpenAiApi::Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchange) {
+  if (exchange->is_gone()) return;
+  if (prepared.error.has_value()) {
+    AnswerError(*exchange, *prepared.error);
+  } else if (prepared.job.has_value()) {
+    GenerationJob::Start(std::move(exchange), service_, text_, *std::move(prepared.job));
   } else {
-    AnswerJson(*exchange, std::move(answer));
+    AnswerJson(*exchange, std::move(prepared.answer));
   }
 }
 
-void OpenAiApi::Chat(const Json& body, std::shared_ptr<HttpExchange> exchange) {
-  std::optional<ApiError> error;
-  ChatRequest request = ReadChatRequest(body, text_, field_limits_, options_.model_names, &error);
-  JobOptions job;
-  if (!error.has_value()) {
-    const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
-    if (segments.ok()) {
-      job.prompts.push_back({SegmentIds(*segments, *text_.tokenizer), {}});
-      if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
-    } else {
-      error = ApiError::Invalid("messages", std::string(ToStd(segments.status().message())));
-    }
-  }
-  job.head = MakeHead(/*is_chat=*/true, request.common.request_id, *exchange);
-  job.common = std::move(request.common);
-  if (!error.has_value()) FitsContext(job, "messages", &error);
-  if (error.has_value()) {
-    AnswerError(*exchange, *error);
+void OpenAiApi::PrepareChat(const Json& body,
+                            const std::string& request_id,
+                            Prepared* result) const {
+  ChatRequest request =
+      ReadChatRequest(body, text_, field_limits_, options_.model_names, &result->error);
+  if (result->error.has_value()) return;
+  const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
+  if (!segments.ok()) {
+    result->error = ApiError::Invalid("messages", std::string(ToStd(segments.status().message())));
     return;
   }
+  JobOptions job;
+  job.head = MakeHead(/*is_chat=*/true,
+                      request.common.request_id.empty() ? request_id : request.common.request_id);
+  job.common = std::move(request.common);
+  job.prompts.push_back({SegmentIds(*segments, *text_.tokenizer), {}});
+  if (!FitsContext(job, "messages", &result->error)) return;
+  if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
   if (request.echo) job.prompts[0].echo = request.continued_content;
   job.starts_in_reasoning =
-      !job.prompts[0].ids.empty() &&
-      (job.prompts[0].ids.back() == text_.tokens.think_open || request.continues_reasoning) &&
-      request.options.thinking;
+      request.options.thinking && !job.prompts[0].ids.empty() &&
+      (job.prompts[0].ids.back() == text_.tokens.think_open || request.continues_reasoning);
   job.include_reasoning = request.include_reasoning;
   if (request.wants_format) job.headers.emplace_back("x-structured-output", "prompt-only");
-  GenerationJob::Start(std::move(exchange), service_, text_, std::move(job));
+  result->job = std::move(job);
 }
 
-void OpenAiApi::Completions(const Json& body, std::shared_ptr<HttpExchange> exchange) {
-  std::optional<ApiError> error;
+void OpenAiApi::PrepareCompletions(const Json& body,
+                                   const std::string& request_id,
+                                   Prepared* result) const {
   CompletionRequest request =
-      ReadCompletionRequest(body, text_, field_limits_, options_.model_names, &error);
+      ReadCompletionRequest(body, text_, field_limits_, options_.model_names, &result->error);
+  if (result->error.has_value()) return;
   JobOptions job;
-  job.head = MakeHead(/*is_chat=*/false, request.common.request_id, *exchange);
+  job.head = MakeHead(/*is_chat=*/false,
+                      request.common.request_id.empty() ? request_id : request.common.request_id);
   job.common = std::move(request.common);
   job.prompts = std::move(request.prompts);
   job.no_output = request.no_output;
   job.echo_logprobs = request.echo_logprobs;
-  if (!error.has_value()) FitsContext(job, "prompt", &error);
-  if (error.has_value()) {
-    AnswerError(*exchange, *error);
-    return;
-  }
-  GenerationJob::Start(std::move(exchange), service_, text_, std::move(job));
+  if (FitsContext(job, "prompt", &result->error)) result->job = std::move(job);
 }
 
 bool OpenAiApi::FitsContext(const JobOptions& job,
@@ -424,14 +457,10 @@ int64_t OpenAiApi::MaxModelLen() const {
   return service_.GetStatus().limits.max_context;
 }
 
-// The id is the request's own, from its body or its header, or a random one.
-ResponseHead OpenAiApi::MakeHead(bool is_chat,
-                                 const std::string& request_id,
-                                 HttpExchange& exchange) const {
+ResponseHead OpenAiApi::MakeHead(bool is_chat, const std::string& request_id) const {
   ResponseHead head;
   head.is_chat = is_chat;
-  head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-",
-                         request_id.empty() ? RequestIdOf(exchange.request().headers) : request_id);
+  head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-", request_id);
   head.created = UnixTimeUs() / 1000000;
   head.model = options_.model_names.front();
   head.fingerprint = absl::StrCat(options_.build_id, "-", service_.GetStatus().weights_digest);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "gateway/http/http_server.h"
 #include "gateway/openai/common_fields.h"
 #include "gateway/openai/generation_job.h"
+#include "gateway/openai/prepare_worker.h"
 #include "gateway/text/text_model.h"
 
 namespace twinspark::gateway {
@@ -50,10 +52,22 @@ class OpenAiApi {
 
   static const RouteInfo* FindRoute(std::string_view path);
   bool IsAuthorized(const HttpHeaders& headers) const;
-  void Dispatch(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange);
-  void HandlePost(const RouteInfo& route, std::shared_ptr<HttpExchange> exchange);
-  void Chat(const Json& body, std::shared_ptr<HttpExchange> exchange);
-  void Completions(const Json& body, std::shared_ptr<HttpExchange> exchange);
+  void HandleGet(const RouteInfo& route, HttpExchange& exchange) const;
+  void HandlePost(const RouteInfo& route,
+                  const std::string& id,
+                  std::shared_ptr<HttpExchange> exchange);
+  // A request read and encoded: one of the three.
+  struct Prepared {
+    std::optional<ApiError> error;
+    std::string answer;
+    std::optional<JobOptions> job;
+  };
+  Prepared Prepare(const RouteInfo& route,
+                   const std::string& body,
+                   const std::string& request_id) const;
+  void PrepareChat(const Json& body, const std::string& request_id, Prepared* result) const;
+  void PrepareCompletions(const Json& body, const std::string& request_id, Prepared* result) const;
+  void Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchange);
   std::string ModelJson(const std::string& name) const;
   std::string ModelsJson() const;
   void AnswerModel(const std::string& id, HttpExchange& exchange) const;
@@ -61,7 +75,7 @@ class OpenAiApi {
   void AnswerJson(HttpExchange& exchange, std::string body, int status = 200) const;
   void AnswerError(HttpExchange& exchange, const ApiError& error) const;
   int64_t MaxModelLen() const;
-  ResponseHead MakeHead(bool is_chat, const std::string& request_id, HttpExchange& exchange) const;
+  ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
   bool FitsContext(const JobOptions& job,
                    std::string_view param,
                    std::optional<ApiError>* error) const;
@@ -73,6 +87,7 @@ class OpenAiApi {
   FieldLimits field_limits_;
   const int64_t created_;
   std::shared_ptr<std::atomic<int>> num_in_flight_;  // requests not answered yet
+  PrepareWorker worker_;                             // last: its tasks use everything above
 };
 
 }  // namespace twinspark::gateway

@@ -491,6 +491,7 @@ TEST_F(OpenAiApiTest, KeysLimitsAndContext) {
       Post("/v1/chat/completions", ChatBody(kOff), "x-api-key: k\r\nX-Request-Id: abc.1\r\n");
   EXPECT_EQ(fits.status, 200);
   EXPECT_EQ(fits.Header("X-Request-Id"), "abc.1");
+  EXPECT_THAT(fits.body, HasSubstr(R"("id":"chatcmpl-abc.1")"));
   const RawClient::Response too_long =
       Post("/v1/chat/completions", ChatBody(R"("max_tokens":100)"), "Authorization: bearer k\r\n");
   EXPECT_EQ(too_long.status, 400);
@@ -500,6 +501,23 @@ TEST_F(OpenAiApiTest, KeysLimitsAndContext) {
       Post("/v1/chat/completions", absl::StrCat("{\"a\":\"", std::string(400, 'x'), "\"}"));
   EXPECT_EQ(too_large.status, 413);
   EXPECT_THAT(too_large.body, HasSubstr("300"));
+}
+
+// More than is read on the connection's own thread.
+TEST_F(OpenAiApiTest, LargeBodies) {
+  engine_.status.limits.max_context = 1 << 20;
+  std::string text;
+  for (int i = 0; i < 20000; ++i)
+    absl::StrAppend(&text, "word", i, " ");
+  const std::string body = absl::StrCat(R"({"messages":[{"role":"user","content":")", text,
+                                        R"("}],"enable_thinking":false})");
+  const RawClient::Response answer = Post("/v1/chat/completions", body);
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(At(*Json::Parse(answer.body), "choices.0.message.content").as_string(), "Hello there.");
+  std::vector<int32_t> ids =
+      Ids("<｜begin▁of▁sentence｜><｜User｜>" + text + "<｜Assistant｜></think>");
+  EXPECT_EQ(engine_.Request(0).prompt_ids, ids);
+  EXPECT_EQ(Post("/v1/chat/completions", body + "x").status, 400);
 }
 
 TEST_F(OpenAiApiTest, TokenizeAndBack) {

@@ -52,8 +52,8 @@ class TreeBuilder {
 
   bool on_document_begin(error_code&) { return true; }
   bool on_document_end(error_code&) { return true; }
-  bool on_array_begin(error_code&) { return true; }
-  bool on_object_begin(error_code&) { return true; }
+  bool on_array_begin(error_code& ec) { return Count(&ec); }
+  bool on_object_begin(error_code& ec) { return Count(&ec); }
   bool on_array_end(size_t n, error_code&) {
     Json::Array items(std::make_move_iterator(values_.end() - static_cast<ptrdiff_t>(n)),
                       std::make_move_iterator(values_.end()));
@@ -82,23 +82,23 @@ class TreeBuilder {
     return true;
   }
   bool on_string_part(sv part, size_t, error_code&) { return Collect(part); }
-  bool on_string(sv part, size_t, error_code&) {
+  bool on_string(sv part, size_t, error_code& ec) {
     Collect(part);
     values_.push_back(Json::String(std::move(text_)));
     text_.clear();
-    return true;
+    return Count(&ec);
   }
   bool on_number_part(sv part, error_code&) { return Collect(part); }
   bool on_int64(int64_t, sv part, error_code& ec) { return OnNumber(part, &ec); }
   bool on_uint64(uint64_t, sv part, error_code& ec) { return OnNumber(part, &ec); }
   bool on_double(double, sv part, error_code& ec) { return OnNumber(part, &ec); }
-  bool on_bool(bool value, error_code&) {
+  bool on_bool(bool value, error_code& ec) {
     values_.push_back(Json::Bool(value));
-    return true;
+    return Count(&ec);
   }
-  bool on_null(error_code&) {
+  bool on_null(error_code& ec) {
     values_.emplace_back();
-    return true;
+    return Count(&ec);
   }
   bool on_comment_part(sv, error_code&) { return true; }
   bool on_comment(sv, error_code&) { return true; }
@@ -114,7 +114,7 @@ class TreeBuilder {
     text_.clear();
     if (literal.find_first_of(".eE") == std::string::npos) {
       values_.push_back(Json::IntegerLiteral(literal == "-0" ? "0" : literal));
-      return true;
+      return Count(ec);
     }
     double value = 0;
     const auto [end, error] =
@@ -127,13 +127,20 @@ class TreeBuilder {
       return false;
     }
     values_.push_back(Json::Real(value));
-    return true;
+    return Count(ec);
+  }
+  bool Count(error_code* ec) {
+    if (++num_values_ <= Json::kMaxValues) return true;
+    reason_ = absl::StrCat("more than ", Json::kMaxValues, " values");
+    *ec = boost::json::make_error_code(boost::json::error::array_too_large);
+    return false;
   }
 
   std::vector<Json> values_;
   std::vector<std::string> keys_;
   std::string text_;
   std::string reason_;
+  size_t num_values_ = 0;
 };
 
 // True when an escape \uD800..\uDFFF ends at, or one character before or after, `pos`.

@@ -38,8 +38,12 @@ class Json {
   static Json FromArray(Array items) { return Json(Value(std::move(items))); }
   static Json FromObject(Object members) { return Json(Value(std::move(members))); }
 
+  // Values of one text: the tree needs about 40 bytes for each, whatever its text is.
+  static constexpr size_t kMaxValues = size_t{1} << 22;
+
   // One JSON text and nothing after it. INVALID_ARGUMENT names the reason and the byte offset:
-  // grammar, invalid UTF-8, a lone surrogate, a number that is not finite, nesting over max_depth.
+  // grammar, invalid UTF-8, a lone surrogate, a number that is not finite, nesting over max_depth,
+  // more than kMaxValues values.
   static absl::StatusOr<Json> Parse(std::string_view text, size_t max_depth = 128);
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }

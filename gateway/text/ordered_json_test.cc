@@ -54,6 +54,16 @@ TEST(OrderedJson, DepthIsBounded) {
   EXPECT_FALSE(Json::Parse(std::string(1000000, '[')).ok());
 }
 
+TEST(OrderedJson, ValuesAreBounded) {
+  std::string text = "[";
+  for (size_t i = 0; i < Json::kMaxValues; ++i)
+    text += "1,";
+  text += "1]";
+  EXPECT_THAT(Again(text), HasSubstr("values"));
+  text = "[" + text.substr(text.size() / 2 + 2);
+  EXPECT_TRUE(Json::Parse(text).ok());
+}
+
 TEST(OrderedJson, IntegersAndIntegralReals) {
   EXPECT_EQ(Json::Parse("5.0")->ToInt64(), 5);
   EXPECT_EQ(Json::Parse("5.5")->ToInt64(), std::nullopt);
