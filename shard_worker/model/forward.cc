@@ -454,15 +454,16 @@ void Forward::SelectRows(const Place& place) {
     int64_t visible = 0;
     for (int64_t t = 0; t < t_; ++t)
       visible = std::max(visible, select.rows[t].num_visible);
-    if (observer_->WantsScores() && visible > 0) {
-      scores.assign(static_cast<size_t>(t_ * visible), -INFINITY);
-      select.scores = MakeView(scores.data(), t_, visible);
+    if (observer_->WantsScores()) {
+      scores.assign(static_cast<size_t>(t_ * std::max<int64_t>(1, visible)), -INFINITY);
+      if (visible > 0) select.scores = MakeView(scores.data(), t_, visible);
     }
   }
   ops_.index_select(select, launch_);
   trace_.AddSelection(select, cache_.rows(topology.source_idx), t_);
   if (!Observed()) return;
-  if (!scores.empty()) Show(place, "score", select.scores);
+  if (!scores.empty())
+    Show(place, "score", MakeView(scores.data(), t_, static_cast<int64_t>(scores.size()) / t_));
   observer_->Lists(absl::StrCat("L", place.index, ".sel"), select.selected, select.num_selected);
   if (topology.makes_candidates)
     observer_->Lists(absl::StrCat("L", place.index, ".cand"), select.candidates,
@@ -494,8 +495,8 @@ void Forward::SparseAttend(const Place& place) {
     attend.num_selected = ws_.num_selected.data<int32_t>();
   }
   attend.out = o;
-  ops_.attention(attend, launch_);
   trace_.AddWindow(attend, t_);
+  ops_.attention(attend, launch_);
   Rope(o, c_.head_dim, place.rope, true);  // the inverse, at the query's own position
   Show(place, "o", o);
 }
@@ -522,14 +523,14 @@ absl::Status Forward::OutputProjection(const Place& place) {
                     .x = z.Cols(p * part, part),
                     .y = ws_.partial[p].Rows(t_)});
   Linears(jobs);
-  return SumPartials(ws_.y.Rows(t_));
+  return SumPartials(ws_.y.Rows(t_), true);
 }
 
 // 5.3: the ranks' partial sums (or the two halves that a single rank computes) are added in f32,
 // lower one first, and rounded once.
-absl::Status Forward::SumPartials(TensorView out) {
+absl::Status Forward::SumPartials(TensorView out, bool over_ranks) {
   TensorView sum = ws_.partial[0].Rows(t_);
-  if (options_.world > 1) {
+  if (options_.world > 1 && over_ranks) {
     const int64_t start = NowUs();
     RETURN_IF_ERROR(Timed(communicator_->AllReduceSum(std::span(
                               sum.Row<float>(0), static_cast<size_t>(sum.rows * sum.cols))),
@@ -568,9 +569,9 @@ absl::Status Forward::Experts(const Place& place) {
     router.scores = MakeView(observed_.data(), t_, num_experts);
   }
   ops_.router(router, launch_);
-  if (Observed()) Show(place, "route.s", router.scores);
   trace_.Add(ids);
   trace_.Add(weights);
+  if (Observed()) Show(place, "route.s", router.scores);
   Show(place, "route.ids", ids);
   Show(place, "route.w", weights);
 
@@ -581,7 +582,8 @@ absl::Status Forward::Experts(const Place& place) {
   moe.experts = w.experts.data();
   moe.num_experts = static_cast<int>(num_experts);
   moe.shared = &w.shared;
-  moe.inner = c_.moe_intermediate_size / options_.world;
+  const bool is_whole = options_.reference.whole_experts;
+  moe.inner = c_.moe_intermediate_size / (is_whole ? 1 : options_.world);
   moe.limit = c_.swiglu_limit;
   moe.gate_up_dtype = is_exact_ ? DType::kF32 : DType::kBf16;
   moe.activation_dtype = moe.gate_up_dtype;
@@ -589,7 +591,7 @@ absl::Status Forward::Experts(const Place& place) {
   for (int p = 0; p < w_.num_partials; ++p)
     moe.out[p] = ws_.partial[p].Rows(t_);
   ops_.moe(moe, launch_);
-  return SumPartials(ws_.y.Rows(t_));
+  return SumPartials(ws_.y.Rows(t_), !is_whole);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -696,8 +698,8 @@ absl::Status Forward::Head() {
                        launch_);
     done += count;
   }
-  RETURN_IF_ERROR(Logits(done));
   trace_.Add(ws_.final_x.Rows(done));
+  RETURN_IF_ERROR(Logits(done));
   if (!Observed()) return absl::OkStatus();
   observer_->Tensor("final.h", ws_.final_h.Rows(done));
   observer_->Tensor("final.x", ws_.final_x.Rows(done));

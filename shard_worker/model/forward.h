@@ -114,7 +114,7 @@ class Forward {
   void SparseAttend(const Place& place);
   absl::Status OutputProjection(const Place& place);
   absl::Status Experts(const Place& place);
-  absl::Status SumPartials(TensorView out);
+  absl::Status SumPartials(TensorView out, bool over_ranks);
   absl::Status GatherEngramRows(int module_idx, ConstTensorView& codes, ConstTensorView& scales);
   absl::Status Head();
   absl::Status Logits(int64_t num_rows);

@@ -68,6 +68,9 @@ class Model::Impl {
   bool observe_all_logits_ = false;  // an observer wants the logits of every row
 
   void Build();
+  const OpTable& Ops() const {
+    return options_.reference.ops != nullptr ? *options_.reference.ops : CpuOps();
+  }
   absl::StatusOr<SequenceState*> Slot(int slot);
   absl::Status CheckPages(const SequenceState& sequence, int slot, int64_t end) const;
   absl::Status CheckIds(std::span<const int32_t> ids) const;
@@ -112,8 +115,8 @@ void Model::Impl::Build() {
   if (options_.limits.max_context == 0)
     options_.limits.max_context = config_.max_position_embeddings;
   cache_ = std::make_unique<KvCache>(config_, options_, has_drafts);
-  forward_ = std::make_unique<Forward>(
-      config_, weights_, options_, BoundsOf(config_, options_.limits), CpuOps(), *cache_, pool_);
+  forward_ = std::make_unique<Forward>(config_, weights_, options_,
+                                       BoundsOf(config_, options_.limits), Ops(), *cache_, pool_);
   slots_.resize(static_cast<size_t>(options_.limits.num_slots));
   memory_plan_ = {{"weights", weights_.bytes},
                   {"pages", cache_->page_bytes()},
@@ -240,11 +243,11 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
 
   const ThreadPool::Step step(pool_);
   forward_->ResetTimings();
+  forward_->trace().Reset();
+  forward_->trace().SetEnabled(options_.world > 1);
   const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> digest(XXH64_createState(),
                                                                           XXH64_freeState);
   XXH64_reset(digest.get(), 0);
-  forward_->trace().Reset();
-  forward_->trace().SetEnabled(options_.world > 1);
   // Rows are packed in plan order into forward passes of at most max_step_rows; how they are packed
   // does not change a bit of the results.
   const RowClass row_class = plan.bulk ? RowClass::kBulk : RowClass::kDecode;
@@ -293,10 +296,10 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
   const int64_t start = NowUs();
   RETURN_IF_ERROR(MakeDrafts(works));
   result.timings.draft_us = NowUs() - start;
+  result.shared_digest = forward_->trace().digest();
   result.timings.engram_wait_us = forward_->engram_wait_us();
   result.timings.collectives_us = forward_->collectives_us();
   return result;
-  result.shared_digest = forward_->trace().digest();
 }
 
 absl::Status Model::Impl::RunBatch(std::span<Work*> works,
@@ -357,7 +360,7 @@ absl::Status Model::Impl::Choose(std::span<Work*> works, std::span<const Segment
       params.logprobs = logprobs_.data();
       params.logprob_stride = logprob_stride_;
     }
-    CpuOps().choose_tokens(params, forward_->launch());
+    Ops().choose_tokens(params, forward_->launch());
   }
   at = 0;
   for (size_t i = 0; i < segments.size(); ++i) {

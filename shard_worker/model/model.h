@@ -30,6 +30,7 @@ namespace twinspark {
 
 class Forward;
 class ForwardObserver;
+struct OpTable;
 struct SequenceState;
 
 enum class Numerics : uint8_t {
@@ -45,12 +46,22 @@ struct ModelLimits {
   int64_t max_context = 0;   // tokens; 0 = max_position_embeddings
 };
 
+// What the published code was given and how it rounds, for comparison with vectors that it made in
+// bf16; serving leaves all of it off.
+struct ReferenceComparison {
+  bool bf16_weights = false;     // EXL3 matrices and F16 / F32 natives (not mHC, biases) in bf16
+  bool one_sum = false;          // a single rank does not sum the halves of two ranks
+  bool whole_experts = false;    // every rank computes all of every expert, nothing is summed
+  const OpTable* ops = nullptr;  // other rounding places; null = the backend's
+};
+
 struct ModelOptions {
   int rank = 0;
   int world = 1;
   Numerics numerics = Numerics::kBf16;
   ModelLimits limits;
-  bool f16_copy = false;   // decode EXL3 once into f16 (exact, faster, 16 bits a weight)
+  bool f16_copy = false;  // decode EXL3 once into f16 (exact, faster, 16 bits a weight)
+  ReferenceComparison reference;
   std::string engram_dir;  // another directory with the Engram shards, only checked; empty = same
 };
 

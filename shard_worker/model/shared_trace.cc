@@ -9,31 +9,42 @@
 
 namespace twinspark {
 
+namespace {
+
+inline uint64_t Load(const unsigned char* at) {
+  uint64_t word;
+  std::memcpy(&word, at, sizeof(word));
+  return word;
+}
+
+}  // namespace
+
 // Eight independent lanes of rotate and xor: any one flipped bit changes the result, and the order
-// of words counts. Mixing is left to digest(). Two loads and two operations a word keep up with the
-// cache.
+// of words counts. Mixing is left to digest(). The lanes are named variables so that they stay in
+// registers.
 void SharedTrace::AddBytes(const void* data, int64_t bytes) {
   if (!enabled_ || bytes <= 0) return;
   const auto* at = static_cast<const unsigned char*>(data);
   constexpr int64_t kBlock = kLanes * int64_t{8};
-  Lanes lanes = lanes_;
-  std::array<uint64_t, kLanes> words;
-  for (; bytes >= kBlock; bytes -= kBlock, at += kBlock) {
-    std::memcpy(words.data(), at, kBlock);
-    for (int i = 0; i < kLanes; ++i) {
-      const auto lane = static_cast<size_t>(i);
-      lanes[lane] = std::rotl(lanes[lane], 7) ^ words[lane];
-    }
-  }
+  auto [a, b, c, d, e, f, g, h] = lanes_;
+  const auto add = [&](const unsigned char* block) {
+    a = std::rotl(a, 7) ^ Load(block);
+    b = std::rotl(b, 7) ^ Load(block + 8);
+    c = std::rotl(c, 7) ^ Load(block + 16);
+    d = std::rotl(d, 7) ^ Load(block + 24);
+    e = std::rotl(e, 7) ^ Load(block + 32);
+    f = std::rotl(f, 7) ^ Load(block + 40);
+    g = std::rotl(g, 7) ^ Load(block + 48);
+    h = std::rotl(h, 7) ^ Load(block + 56);
+  };
+  for (; bytes >= kBlock; bytes -= kBlock, at += kBlock)
+    add(at);
   if (bytes > 0) {
-    words.fill(0);
-    std::memcpy(words.data(), at, static_cast<size_t>(bytes));
-    for (int i = 0; i < kLanes; ++i) {
-      const auto lane = static_cast<size_t>(i);
-      lanes[lane] = std::rotl(lanes[lane], 7) ^ words[lane];
-    }
+    unsigned char last[kBlock] = {};
+    std::memcpy(last, at, static_cast<size_t>(bytes));
+    add(last);
   }
-  lanes_ = lanes;
+  lanes_ = {a, b, c, d, e, f, g, h};
 }
 
 uint64_t SharedTrace::digest() const {

@@ -190,10 +190,8 @@ absl::StatusOr<std::vector<std::byte>> TensorReader::ReadRect(const StoredTensor
   return out;
 }
 
-absl::StatusOr<FloatTensor> TensorReader::Floats(const std::string& name,
-                                                 int64_t rows,
-                                                 int64_t cols,
-                                                 Slice col_slice) {
+absl::StatusOr<FloatTensor> TensorReader::Floats(
+    const std::string& name, int64_t rows, int64_t cols, Slice col_slice, Native native) {
   ASSIGN_OR_RETURN(const StoredTensor* tensor, Find(name));
   std::vector<int64_t> shape = {cols};
   if (tensor->shape.size() == 2 || rows > 1) shape = {rows, cols};
@@ -230,6 +228,9 @@ absl::StatusOr<FloatTensor> TensorReader::Floats(const std::string& name,
       return Annotate(
           absl::InvalidArgumentError(absl::StrCat("element ", i, " is not a finite number")),
           *tensor);
+  if (native == Native::kBf16 && exl3_load_ == Exl3Load::kBf16)
+    for (float& value : out.values)
+      value = RoundBf16(value);
   resident_bytes_ += static_cast<int64_t>(count * sizeof(float));
   return out;
 }
@@ -433,6 +434,13 @@ absl::StatusOr<LinearWeights> TensorReader::DenseMatrix(
       source.data = widened.data();
       source.scales = nullptr;
     }
+  }
+  if (source.format == DenseFormat::kF16 && exl3_load_ == Exl3Load::kBf16) {
+    widened.resize(static_cast<size_t>(source.out * source.in));
+    for (size_t i = 0; i < widened.size(); ++i)
+      widened[i] = ToBf16(ToF32(As<F16>(data)[i]));
+    source.format = DenseFormat::kBf16;
+    source.data = widened.data();
   }
   absl::StatusOr<DenseWeights> weights = DenseWeights::Prepare(source);
   if (!weights.ok()) return Annotate(weights.status(), *tensor);

@@ -30,9 +30,17 @@ struct Slice {
   }
 };
 
+// What the published code keeps in bf16 and what in f32; matters only with Exl3Load::kBf16.
+enum class Native : uint8_t { kF32, kBf16 };
+
+// What EXL3 matrices become: compressed as they are, exact f16, or rounded to dense bf16.
+enum class Exl3Load : uint8_t { kTrellis, kF16, kBf16 };
+
 class TensorReader {
  public:
-  TensorReader(const Checkpoint& checkpoint, bool f16_copy, const LoadProgressCallback& progress);
+  TensorReader(const Checkpoint& checkpoint,
+               Exl3Load exl3_load,
+               const LoadProgressCallback& progress);
   ~TensorReader();
   TensorReader(const TensorReader&) = delete;
   TensorReader& operator=(const TensorReader&) = delete;
@@ -44,7 +52,8 @@ class TensorReader {
   absl::StatusOr<FloatTensor> Floats(const std::string& name,
                                      int64_t rows,
                                      int64_t cols,
-                                     Slice col_slice = Slice::All());
+                                     Slice col_slice = Slice::All(),
+                                     Native native = Native::kF32);
   absl::StatusOr<EmbeddingTable> Embedding(const std::string& name, int64_t rows, int64_t cols);
 
   // The matrix `name` (no suffix) of in -> out, of any storage.
@@ -80,7 +89,7 @@ class TensorReader {
   absl::Status Annotate(const absl::Status& status, const StoredTensor& tensor) const;
 
   const Checkpoint& checkpoint_;
-  const bool f16_copy_;
+  const Exl3Load exl3_load_;
   const LoadProgressCallback& progress_;
   LoadProgress state_;
   absl::flat_hash_set<std::string> used_;

@@ -18,6 +18,7 @@ struct Split {
   int rank = 0;
   int world = 1;
   int num_partials = 1;  // of an in-split matrix on this rank
+  bool whole_experts = false;
 
   Slice Share(int64_t size) const { return Slice::Share(size, rank, world); }
   // Partial p of this rank's share of the inputs.
@@ -114,8 +115,8 @@ class Loader {
 
   absl::Status LoadMoe(const std::string& name, MoeShape shape, MoeWeights& w) {
     w.num_chosen = shape.num_chosen;
-    ASSIGN_OR_RETURN(w.gate,
-                     reader_.Floats(name + ".gate.weight", shape.num_experts, c_.hidden_size));
+    ASSIGN_OR_RETURN(w.gate, reader_.Floats(name + ".gate.weight", shape.num_experts,
+                                            c_.hidden_size, Slice::All(), Native::kBf16));
     ASSIGN_OR_RETURN(w.bias, reader_.Floats(name + ".gate.bias", 1, shape.num_experts));
     if (reader_.Has(name + ".gate.bias_vl")) {
       ASSIGN_OR_RETURN(w.bias_vl, reader_.Floats(name + ".gate.bias_vl", 1, shape.num_experts));
@@ -129,6 +130,13 @@ class Loader {
     return LoadExpert(name + ".shared_experts", w, w.shared);
   }
 
+  Slice ExpertShare(int64_t inner) const {
+    return split_.whole_experts ? Slice::All() : split_.Share(inner);
+  }
+  Slice ExpertPartial(int64_t inner, int p) const {
+    return split_.whole_experts ? Slice::All() : split_.Partial(inner, p);
+  }
+
   absl::Status LoadExpert(const std::string& name, MoeWeights& w, ExpertWeights& expert) {
     const int64_t inner = c_.moe_intermediate_size;
     const auto keep = [&w](LinearWeights weights) {
@@ -136,14 +144,14 @@ class Loader {
       return &w.matrices.back();
     };
     ASSIGN_OR_RETURN(LinearWeights gate,
-                     reader_.Matrix(name + ".w1", inner, c_.hidden_size, split_.Share(inner)));
+                     reader_.Matrix(name + ".w1", inner, c_.hidden_size, ExpertShare(inner)));
     expert.gate = keep(std::move(gate));
     ASSIGN_OR_RETURN(LinearWeights up,
-                     reader_.Matrix(name + ".w3", inner, c_.hidden_size, split_.Share(inner)));
+                     reader_.Matrix(name + ".w3", inner, c_.hidden_size, ExpertShare(inner)));
     expert.up = keep(std::move(up));
     for (int p = 0; p < split_.num_partials; ++p) {
       ASSIGN_OR_RETURN(LinearWeights down, reader_.Matrix(name + ".w2", c_.hidden_size, inner,
-                                                          Slice::All(), split_.Partial(inner, p)));
+                                                          Slice::All(), ExpertPartial(inner, p)));
       expert.down[p] = keep(std::move(down));
     }
     return absl::OkStatus();
@@ -178,9 +186,10 @@ class Loader {
       ASSIGN_OR_RETURN(e.wkv, reader_.Matrix(name + ".engram.wkv", (c_.hc_mult + 1) * d,
                                              static_cast<int64_t>(c_.engram_num_columns()) *
                                                  c_.engram_head_dim));
-      ASSIGN_OR_RETURN(e.gate, reader_.Floats(name + ".engram.q_weight", c_.hc_mult, d));
-      ASSIGN_OR_RETURN(const FloatTensor key,
-                       reader_.Floats(name + ".engram.k_weight", c_.hc_mult, d));
+      ASSIGN_OR_RETURN(e.gate, reader_.Floats(name + ".engram.q_weight", c_.hc_mult, d,
+                                              Slice::All(), Native::kBf16));
+      ASSIGN_OR_RETURN(const FloatTensor key, reader_.Floats(name + ".engram.k_weight", c_.hc_mult,
+                                                             d, Slice::All(), Native::kBf16));
       for (size_t j = 0; j < key.values.size(); ++j)
         e.gate.values[j] *= key.values[j];
       // The tables themselves stay with the row service.
@@ -240,9 +249,13 @@ absl::StatusOr<LoadedWeights> LoadWeights(const Checkpoint& checkpoint,
                                           const ModelOptions& options,
                                           const LoadProgressCallback& progress) {
   RETURN_IF_ERROR(CheckTensorParallel(config, options.world));
-  TensorReader reader(checkpoint, options.f16_copy, progress);
+  const Exl3Load exl3_load = options.reference.bf16_weights ? Exl3Load::kBf16
+                             : options.f16_copy             ? Exl3Load::kF16
+                                                            : Exl3Load::kTrellis;
+  TensorReader reader(checkpoint, exl3_load, progress);
   LoadedWeights loaded;
-  Split split{options.rank, options.world, NumPartials(config, options.world)};
+  const int num_partials = options.reference.one_sum ? 1 : NumPartials(config, options.world);
+  const Split split{options.rank, options.world, num_partials, options.reference.whole_experts};
   RETURN_IF_ERROR(Loader(reader, config, split).LoadModel(loaded.weights));
   for (const std::string& name : checkpoint.names())
     if (IsKnownElsewhere(name)) reader.Ignore(name);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -40,112 +41,140 @@ std::set<int> RowSet(const Values& values, int64_t row) {
   return out;
 }
 
+// Whether an entry of only one of the two lists stands for an affected token.
+bool DiffersInAffected(const std::set<int>& a,
+                       const std::set<int>& b,
+                       int64_t tokens_per_entry,
+                       const AffectedTokens& affected) {
+  std::vector<int> difference;
+  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
+                                std::back_inserter(difference));
+  return std::any_of(difference.begin(), difference.end(), [&](int entry) {
+    const auto first = affected.lower_bound(entry * tokens_per_entry);
+    return first != affected.end() && *first < (entry + 1) * tokens_per_entry;
+  });
+}
+
+Outcome Record(const std::string& label, bool holds, std::string detail) {
+  Outcome outcome;
+  outcome.label = label;
+  outcome.holds = holds;
+  outcome.detail = std::move(detail);
+  return outcome;
+}
+
+Outcome Info(const std::string& label, const Distance& distance, std::string detail) {
+  Outcome outcome;
+  outcome.label = label;
+  outcome.kind = Outcome::Kind::kInfo;
+  outcome.distance = distance;
+  outcome.detail = std::move(detail);
+  return outcome;
+}
+
 }  // namespace
 
-void CompareRows(const std::string& label,
-                 const ExpectedTensor& tensor,
-                 const Values& got,
-                 const Values& want,
-                 const CompareContext& context,
-                 GoldenReport& report) {
-  const double bound = context.alone ? tensor.isolated_bound : tensor.median_bound;
-  if (got.rows != want.rows || got.cols != want.cols) {
-    report.CompareRecord(label, false,
-                         absl::StrFormat("shape [%d, %d], expected [%d, %d]", got.rows, got.cols,
-                                         want.rows, want.cols));
-    return;
-  }
-  Distance overall;
+Outcome CompareRows(const std::string& label,
+                    const ExpectedTensor& tensor,
+                    const Values& got,
+                    const Values& want,
+                    const CompareContext& context) {
+  if (got.rows != want.rows || got.cols != want.cols)
+    return Record(label, false,
+                  absl::StrFormat("shape [%d, %d], expected [%d, %d]", got.rows, got.cols,
+                                  want.rows, want.cols));
+  // End to end in bf16 another candidate list masks other scores; which ones is compared as L.cand.
+  const bool skips_masked =
+      !context.is_f32 && !context.alone && absl::EndsWith(tensor.name, ".score");
+  Outcome outcome;
+  outcome.label = label;
   std::vector<double> rows;
   for (int64_t r = 0; r < want.rows; ++r) {
-    const size_t cols = static_cast<size_t>(want.cols);
-    const Distance row = Distance::Of(std::span(got.Row(r), cols), std::span(want.Row(r), cols));
-    overall.max_abs = std::max(overall.max_abs, row.max_abs);
+    std::vector<float> a(got.Row(r), got.Row(r) + got.cols);
+    std::vector<float> b(want.Row(r), want.Row(r) + want.cols);
+    for (size_t i = 0; skips_masked && i < a.size(); ++i)
+      if (!std::isfinite(a[i]) || !std::isfinite(b[i])) a[i] = b[i] = 0;
+    const Distance row = Distance::Of(std::span<const float>(a), std::span<const float>(b));
+    outcome.distance.max_abs = std::max(outcome.distance.max_abs, row.max_abs);
     rows.push_back(row.rel_l2);
   }
-  if (rows.empty()) {
-    report.CompareRecord(label, true, "no rows");
-    return;
-  }
+  if (rows.empty()) return Record(label, true, "no rows");
   std::sort(rows.begin(), rows.end());
   const size_t half = rows.size() / 2;
   const double median = rows.size() % 2 == 1 ? rows[half] : 0.5 * (rows[half - 1] + rows[half]);
-  overall.rel_l2 = rows.back();
-  if (context.drafts_differ) {
-    report.Info(label, overall, "drafts differ");
-    return;
+  outcome.distance.rel_l2 = rows.back();
+  if (context.drafts_differ) return Info(label, outcome.distance, "drafts differ");
+  outcome.value = median;
+  outcome.bound = context.alone ? tensor.isolated_bound : tensor.median_bound;
+  outcome.kind =
+      context.is_f32 || context.alone ? Outcome::Kind::kBound : Outcome::Kind::kAllowance;
+  if (context.is_f32 && tensor.max_bound > 0 && !(rows.back() <= tensor.max_bound)) {
+    outcome.value = rows.back();
+    outcome.bound = tensor.max_bound;
   }
-  const bool worst_decides =
-      context.is_f32 && tensor.max_bound > 0 && !(rows.back() <= tensor.max_bound);
-  if (worst_decides) {
-    report.Compare(label, overall, rows.back(), tensor.max_bound);
-  } else if (context.is_f32 || context.alone) {
-    report.Compare(label, overall, median, bound);
-  } else {
-    report.CompareWithAllowance(label, overall, median, bound);
-  }
+  return outcome;
 }
 
-void CompareSets(const std::string& label,
-                 const ExpectedTensor& tensor,
-                 const Values& got,
-                 const Values& want,
-                 const Values& gaps,
-                 const Values& scores,
-                 const CompareContext& context,
-                 GoldenReport& report) {
+Outcome CompareSets(const std::string& label,
+                    const ExpectedTensor& tensor,
+                    const Values& got,
+                    const Values& want,
+                    const Values& gaps,
+                    const Values& scores,
+                    int64_t first_token,
+                    int64_t tokens_per_entry,
+                    const CompareContext& context,
+                    AffectedTokens& affected) {
   const bool is_route = absl::EndsWith(tensor.name, "route.ids");
   const double factor =
       (is_route ? kRouteGap : kSelectionGap) * (context.alone ? kAloneFactor : 1.0);
-  if (got.rows != want.rows || static_cast<int64_t>(gaps.data.size()) < want.rows) {
-    report.CompareRecord(label, false,
-                         absl::StrFormat("%d rows, expected %d with %d gaps", got.rows, want.rows,
-                                         gaps.data.size()));
-    return;
-  }
+  if (got.rows != want.rows || static_cast<int64_t>(gaps.data.size()) < want.rows)
+    return Record(label, false,
+                  absl::StrFormat("%d rows, expected %d with %d gaps", got.rows, want.rows,
+                                  gaps.data.size()));
+  const bool spares_affected = !context.is_f32 && !context.alone;
   int64_t differing = 0;
   int64_t reliable = 0;
   int64_t reliable_differing = 0;
-  double worst_margin = 0;
+  double widest = 0;
+  std::vector<int64_t> newly_affected;
   for (int64_t r = 0; r < want.rows; ++r) {
     const double gap = gaps.data[static_cast<size_t>(r)];
     double scale = 1.0;
     if (!is_route) scale = r < scores.rows ? StandardDeviation(scores.Row(r), scores.cols) : 1.0;
-    const bool is_reliable = !std::isfinite(gap) || gap > factor * scale;
+    const bool is_reliable = (!std::isfinite(gap) || gap > factor * scale) &&
+                             !(spares_affected && affected.contains(first_token + r));
     const bool same = RowSet(got, r) == RowSet(want, r);
     reliable += is_reliable ? 1 : 0;
     if (same) continue;
     ++differing;
-    worst_margin =
-        std::max(worst_margin, std::isfinite(gap) ? gap / std::max(scale, 1e-30) : HUGE_VAL);
-    reliable_differing += is_reliable ? 1 : 0;
+    widest = std::max(widest, std::isfinite(gap) ? gap / std::max(scale, 1e-30) : HUGE_VAL);
+    const bool excused = spares_affected && DiffersInAffected(RowSet(got, r), RowSet(want, r),
+                                                              tokens_per_entry, affected);
+    reliable_differing += is_reliable && !excused ? 1 : 0;
+    newly_affected.push_back(first_token + r);
   }
+  affected.insert(newly_affected.begin(), newly_affected.end());
   const std::string detail =
       absl::StrFormat("%d of %d rows differ, %d of %d reliable ones, widest margin %.3g", differing,
-                      want.rows, reliable_differing, reliable, worst_margin);
-  if (context.is_f32 || context.alone || context.decisions_count) {
-    report.CompareRecord(label, reliable_differing == 0, detail);
-  } else {
-    report.Info(label, {}, detail);
-  }
+                      want.rows, reliable_differing, reliable, widest);
+  if (context.is_f32 || context.alone || context.decisions_count)
+    return Record(label, reliable_differing == 0, detail);
+  return Info(label, {}, detail);
 }
 
-int64_t CompareChoices(const std::string& label,
+Outcome CompareChoices(const std::string& label,
                        const std::vector<int32_t>& got,
                        const std::vector<int32_t>& want,
                        const std::vector<double>& margins,
                        const Values& logits,
                        bool chain,
-                       const CompareContext& context,
-                       GoldenReport& report) {
-  if (got.size() != want.size() || margins.size() != want.size()) {
-    report.CompareRecord(label, false,
-                         absl::StrFormat("%d ids, expected %d", got.size(), want.size()));
-    return static_cast<int64_t>(want.size());
-  }
+                       const CompareContext& context) {
+  if (got.size() != want.size() || margins.size() != want.size())
+    return Record(label, false, absl::StrFormat("%d ids, expected %d", got.size(), want.size()));
   int64_t differing = 0;
   int64_t reliable_differing = 0;
-  double worst_margin = 0;
+  double widest = 0;
   bool broken = false;
   for (size_t i = 0; i < want.size(); ++i) {
     if (got[i] == want[i]) continue;
@@ -155,19 +184,30 @@ int64_t CompareChoices(const std::string& label,
     const double scale = static_cast<int64_t>(i) < logits.rows
                              ? StandardDeviation(logits.Row(static_cast<int64_t>(i)), logits.cols)
                              : 1.0;
-    worst_margin = std::max(worst_margin, margins[i]);
+    widest = std::max(widest, margins[i]);
     const double limit = context.is_f32 ? kArgmaxGapF32 : kArgmaxGapBf16;
     reliable_differing += margins[i] > limit * scale ? 1 : 0;
   }
-  const std::string detail =
-      absl::StrFormat("%d of %d differ, %d at reliable margins, widest %.3g", differing,
-                      want.size(), reliable_differing, worst_margin);
-  if (context.is_f32 || context.decisions_count) {
-    report.CompareRecord(label, reliable_differing == 0, detail);
-  } else {
-    report.Info(label, {}, detail);
+  const std::string detail = absl::StrFormat("%d of %d differ, %d at reliable margins, widest %.3g",
+                                             differing, want.size(), reliable_differing, widest);
+  if (context.is_f32 || context.decisions_count)
+    return Record(label, reliable_differing == 0, detail);
+  return Info(label, {}, detail);
+}
+
+Values InOrderOf(const Values& weights, const Values& ids, const Values& wanted_ids) {
+  Values ordered = weights;
+  if (ids.rows != weights.rows || ids.cols != weights.cols || wanted_ids.rows != weights.rows ||
+      wanted_ids.cols != weights.cols)
+    return ordered;
+  for (int64_t r = 0; r < weights.rows; ++r) {
+    if (RowSet(ids, r) != RowSet(wanted_ids, r)) continue;
+    for (int64_t i = 0; i < weights.cols; ++i)
+      for (int64_t j = 0; j < weights.cols; ++j)
+        if (ids.Row(r)[j] == wanted_ids.Row(r)[i])
+          ordered.data[static_cast<size_t>(r * weights.cols + i)] = weights.Row(r)[j];
   }
-  return differing;
+  return ordered;
 }
 
 }  // namespace twinspark::golden
