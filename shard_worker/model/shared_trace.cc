@@ -26,7 +26,8 @@ void SharedTrace::AddBytes(const void* data, int64_t bytes) {
   if (!enabled_ || bytes <= 0) return;
   const auto* at = static_cast<const unsigned char*>(data);
   constexpr int64_t kBlock = kLanes * int64_t{8};
-  auto [a, b, c, d, e, f, g, h] = lanes_;
+  uint64_t a = lanes_[0], b = lanes_[1], c = lanes_[2], d = lanes_[3];
+  uint64_t e = lanes_[4], f = lanes_[5], g = lanes_[6], h = lanes_[7];
   const auto add = [&](const unsigned char* block) {
     a = std::rotl(a, 7) ^ Load(block);
     b = std::rotl(b, 7) ^ Load(block + 8);

@@ -105,6 +105,10 @@ int Run(const std::map<std::string, std::string>& flags, bool verbose) {
     ++num_ops;
     if (const int code = Compare(op, *results, verbose); code != kEqual) return code;
   }
+  if (const absl::Status closed = (*driver)->Close(); !closed.ok()) {
+    std::cerr << "at the end: " << closed << "\n";
+    return kUnavailable;
+  }
   std::cout << num_ops << " ops of epoch " << log->group.epoch << " replayed on "
             << group.workers.size() << " ranks, every digest as recorded\n";
   return kEqual;
