@@ -85,6 +85,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         socket_(std::move(socket)),
         deadline_(socket_.get_executor()),
         keepalive_timer_(socket_.get_executor()),
+        stall_timer_(socket_.get_executor()),
         parser_({core_->options.max_header_bytes, core_->options.max_body_bytes}) {}
   ~Connection() {
     const std::lock_guard<std::mutex> lock(core_->mutex);
@@ -122,6 +123,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WriteSome();
   void OnDrained();
   void OnKeepalive();
+  void WatchProgress();
   std::string Head(const HttpRequest& request, const HttpResponse& response, bool is_stream);
   void ClientGone(std::string_view why);
 
@@ -129,6 +131,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   tcp::socket socket_;
   asio::steady_timer deadline_;
   asio::steady_timer keepalive_timer_;
+  asio::steady_timer stall_timer_;  // of a write; armed at most once per period, not per write
+  bool stall_timer_is_armed_ = false;
+  SteadyClockPoint last_progress_;
   HttpParser parser_;
   std::array<char, kReadBytes> read_buffer_;
 
@@ -361,8 +366,6 @@ void Connection::OnDeadline() {
                              ? "The request body did not arrive in time."
                              : "The request header did not arrive in time.");
     }
-  } else if (phase_ == Phase::kHandling && is_writing_) {
-    ClientGone("it takes no bytes");
   } else if (phase_ == Phase::kLinger) {
     Close();
   }
@@ -473,7 +476,8 @@ void Connection::Queue(std::string bytes) {
 
 void Connection::WriteSome() {
   is_writing_ = true;
-  if (phase_ == Phase::kHandling) SetDeadline(core_->options.write_stall_ms);
+  last_progress_ = std::chrono::steady_clock::now();
+  WatchProgress();
   // Small pieces that gathered behind the one in flight leave together.
   std::array<asio::const_buffer, 16> buffers;
   size_t num_buffers = 0;
@@ -505,10 +509,28 @@ void Connection::WriteSome() {
   });
 }
 
+// Ends a connection whose write has not moved for the whole period.
+void Connection::WatchProgress() {
+  if (stall_timer_is_armed_) return;
+  stall_timer_is_armed_ = true;
+  const milliseconds period(core_->options.write_stall_ms);
+  stall_timer_.expires_at(last_progress_ + period);
+  stall_timer_.async_wait([weak = weak_from_this(), period](const error_code& ec) {
+    const std::shared_ptr<Connection> self = weak.lock();
+    if (ec || self == nullptr || self->phase_ == Phase::kClosed) return;
+    self->stall_timer_is_armed_ = false;
+    if (!self->is_writing_) return;
+    if (std::chrono::steady_clock::now() - self->last_progress_ >= period) {
+      self->ClientGone("it takes no bytes");
+    } else {
+      self->WatchProgress();
+    }
+  });
+}
+
 // Every queued byte is with the kernel.
 void Connection::OnDrained() {
   if (phase_ != Phase::kHandling) return;
-  deadline_.cancel();
   if (!answer_complete_) return;
   exchange_.reset();
   if (closes_after_ || core_->draining.load()) {
@@ -553,6 +575,7 @@ void Connection::Close() {
   socket_.close(ignored);
   deadline_.cancel();
   keepalive_timer_.cancel();
+  stall_timer_.cancel();
 }
 
 class ServerImpl : public HttpServer {

@@ -203,6 +203,23 @@ TEST(HttpServer, DropsReadersThatAreTooSlow) {
   EXPECT_EQ(holder.num_gone.load(), 1);
 }
 
+TEST(HttpServer, DropsReadersThatTakeNothing) {
+  HttpServerOptions options = TestOptions();
+  options.write_stall_ms = 50;
+  Holder holder;
+  const auto server = StartServer(options, holder.Handler());
+  RawClient client(server->port());
+  client.SendRequest("GET", "/");
+  std::shared_ptr<HttpExchange> exchange = holder.Next();
+  HttpExchange& answer = *exchange;
+  answer.Post([exchange = std::move(exchange)] {
+    HttpResponse response;
+    response.body = std::string(64 << 20, 'x');  // more than the kernel takes
+    exchange->Respond(std::move(response));
+  });
+  EXPECT_TRUE(Eventually([&] { return server->num_connections() == 0; }));
+}
+
 TEST(HttpServer, AnswersRequestsOutOfBounds) {
   HttpServerOptions options = TestOptions();
   options.max_body_bytes = 1000;
