@@ -257,10 +257,11 @@ void EngineLoop::CompleteFrontOp() {
     return;
   }
   const int64_t now_us = clock_.NowUs();
-  metrics_.OnStep(op.plan, Seconds(op.sent_us, now_us), op.plan.deadline_ms * 1e-3, rank0);
+  metrics_.OnStep(op.plan, Seconds(op.start_us, now_us), op.plan.deadline_ms * 1e-3, rank0);
   // The next op could not start before: its time counts from here.
   if (!in_flight_.empty()) {
     OpInFlight& next = in_flight_.front();
+    next.start_us = now_us;
     next.deadline_us = now_us + int64_t{next.plan.deadline_ms} * 1000;
   }
   const absl::Status status = scheduler_.Apply(rank0.result);
@@ -322,8 +323,8 @@ void EngineLoop::SendSteps() {
     CHECK_LE(bytes.size(), limits::kMaxMessageBytes) << "op " << plan->op_id;
     group_->SendOp(bytes);
     OpInFlight op;
-    op.sent_us = clock_.NowUs();
-    op.deadline_us = op.sent_us + int64_t{plan->deadline_ms} * 1000;
+    op.start_us = clock_.NowUs();
+    op.deadline_us = op.start_us + int64_t{plan->deadline_ms} * 1000;
     op.results.resize(static_cast<size_t>(group_->world()));
     op.plan = *std::move(plan);
     in_flight_.push_back(std::move(op));

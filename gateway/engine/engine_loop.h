@@ -83,7 +83,7 @@ class EngineLoop : public GenerateService {
   };
   struct OpInFlight {
     StepPlan plan;
-    int64_t sent_us = 0;
+    int64_t start_us = 0;  // sent, or when the op before it was done
     int64_t deadline_us = 0;
     std::vector<std::optional<RankResult>> results;  // by rank
   };

@@ -1,5 +1,7 @@
 #include "gateway/engine/engine_metrics.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 #include "common/limits.h"
@@ -24,6 +26,8 @@ const std::vector<double> kMarginBuckets = {0, .1, .2, .4, .6, .8, .9, .95, 1};
 
 constexpr const char* kEndReasons[] = {"stop", "length", "abort", "error"};
 constexpr const char* kStepKinds[] = {"round", "prefill", "mixed", "chunk", "control"};
+constexpr const char* kStepParts[] = {"engram_wait", "forward", "collectives",
+                                      "sample",      "draft",   "outside"};
 constexpr EngineState kStates[] = {EngineState::kBooting, EngineState::kReady,
                                    EngineState::kDraining, EngineState::kRecovering,
                                    EngineState::kFailed};
@@ -136,10 +140,11 @@ EngineMetrics::EngineMetrics(Metrics& metrics,
   }
   deadline_margin_ = &metrics.Histogram("dsv_step_deadline_margin_ratio",
                                         "Share of an op's deadline that was left.", kMarginBuckets);
-  collective_seconds_ =
-      &metrics.Counter("dsv_collective_seconds_total", "Time of rank 0 in collectives.");
-  engram_wait_seconds_ =
-      &metrics.Counter("dsv_engram_wait_seconds_total", "Time rank 0 waited for rows.");
+  for (const char* part : kStepParts) {
+    part_seconds_[part] = &metrics.Counter(
+        "dsv_step_part_seconds_total",
+        "Where the time of steps goes: parts of rank 0, and the rest.", {{"part", part}});
+  }
   run_ahead_ =
       &metrics.Counter("dsv_run_ahead_steps_total", "Steps sent before the previous result.");
   dropped_tokens_ =
@@ -193,8 +198,16 @@ void EngineMetrics::OnStep(const StepPlan& plan,
   const int rows = plan.num_round_rows() + plan.num_prefill_rows();
   if (rows > 0) step_tokens_.Observe(rows);
   deadline_margin_->Observe(1 - seconds / deadline_s);
-  collective_seconds_->Increment(rank0.collectives_us * 1e-6);
-  engram_wait_seconds_->Increment(rank0.engram_wait_us * 1e-6);
+  const auto add = [this](const char* part, double us) {
+    part_seconds_.at(part)->Increment(us * 1e-6);
+  };
+  add("engram_wait", rank0.engram_wait_us);
+  add("forward", rank0.forward_us);
+  add("collectives", rank0.collectives_us);
+  add("sample", rank0.sample_us);
+  add("draft", rank0.draft_us);
+  // gRPC both ways, the other rank, the gateway itself.
+  add("outside", std::max(0.0, seconds * 1e6 - rank0.result.compute_us));
 }
 
 void EngineMetrics::OnEpochEnd(const std::string& cause) {

@@ -101,8 +101,7 @@ class EngineMetrics {
   std::map<std::string, Counters> ended_;
   std::map<std::string, prometheus::Histogram*> step_seconds_;
   prometheus::Histogram* deadline_margin_;
-  prometheus::Counter* collective_seconds_;
-  prometheus::Counter* engram_wait_seconds_;
+  std::map<std::string, prometheus::Counter*> part_seconds_;
   prometheus::Counter* run_ahead_;
   prometheus::Counter* dropped_tokens_;
   prometheus::Counter* divergences_;

@@ -163,7 +163,14 @@ void EpochManager::Run() {
     }
     // Who is not there yet is asked again soon; what failed while it was there backs off.
     const bool absent = absl::IsUnavailable(setup.status());
-    if (Sleep(absent ? limits::kReconnectBackoffMsMin : backoff_ms)) return;
+    int64_t pause_ms = absent ? limits::kReconnectBackoffMsMin : backoff_ms;
+    if (!Facts().ever_ready) {
+      // Not past the moment at which it gives up.
+      const int64_t left_ms =
+          config_.rendezvous_timeout_ms - (now_us - last_progress_us_.load()) / 1000;
+      pause_ms = std::clamp(left_ms + 1, int64_t{1}, pause_ms);
+    }
+    if (Sleep(pause_ms)) return;
     if (!absent) backoff_ms = std::min(2 * backoff_ms, limits::kReconnectBackoffMsMax);
   }
 }

@@ -174,7 +174,10 @@ RankResult ReadResult(const proto::OpResult& in) {
   }
   out.digest = in.digest();
   out.engram_wait_us = in.timings().engram_wait_us();
+  out.forward_us = in.timings().compute_us();
   out.collectives_us = in.timings().collectives_us();
+  out.sample_us = in.timings().sample_us();
+  out.draft_us = in.timings().draft_us();
   out.result.op_id = in.op_id();
   out.result.compute_us = in.timings().total_us();
   for (const auto& sequence : in.round())

@@ -74,8 +74,12 @@ struct RankResult {
   absl::Status status;
   uint64_t digest = 0;
   StepResult result;  // sequences: of rank 0 only
+  // Parts of result.compute_us.
   uint32_t engram_wait_us = 0;
+  uint32_t forward_us = 0;
   uint32_t collectives_us = 0;
+  uint32_t sample_us = 0;
+  uint32_t draft_us = 0;
 };
 
 }  // namespace twinspark::gateway
