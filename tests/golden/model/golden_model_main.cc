@@ -262,6 +262,7 @@ class CaseRunner {
     CompareContext context;
     context.is_f32 = directory_.is_f32();
     context.decisions_count = directory_.decisions_count();
+    context.window = group_->model().config().sliding_window;
     if (c.kind == "dspark") context.drafts_differ = drafts_ != c.draft_ids;
     for (const ExpectedTensor& tensor : c.tensors)
       RETURN_IF_ERROR(CompareTensor(c, tensor, absl::StrCat(c.name, "/", tensor.name), context));

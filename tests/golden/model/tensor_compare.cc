@@ -41,17 +41,23 @@ std::set<int> RowSet(const Values& values, int64_t row) {
   return out;
 }
 
-// Whether an entry of only one of the two lists stands for an affected token.
+// Whether a token of [begin, end) is affected, or has an affected one in its window.
+bool Reaches(const AffectedTokens& affected, int64_t begin, int64_t end, int64_t window) {
+  const auto first = affected.lower_bound(begin - window + 1);
+  return first != affected.end() && *first < end;
+}
+
+// Whether an entry of only one of the two lists stands for such tokens.
 bool DiffersInAffected(const std::set<int>& a,
                        const std::set<int>& b,
                        int64_t tokens_per_entry,
+                       int64_t window,
                        const AffectedTokens& affected) {
   std::vector<int> difference;
   std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
                                 std::back_inserter(difference));
   return std::any_of(difference.begin(), difference.end(), [&](int entry) {
-    const auto first = affected.lower_bound(entry * tokens_per_entry);
-    return first != affected.end() && *first < (entry + 1) * tokens_per_entry;
+    return Reaches(affected, entry * tokens_per_entry, (entry + 1) * tokens_per_entry, window);
   });
 }
 
@@ -143,14 +149,16 @@ Outcome CompareSets(const std::string& label,
     double scale = 1.0;
     if (!is_route) scale = r < scores.rows ? StandardDeviation(scores.Row(r), scores.cols) : 1.0;
     const bool is_reliable = (!std::isfinite(gap) || gap > factor * scale) &&
-                             !(spares_affected && affected.contains(first_token + r));
+                             !(spares_affected && Reaches(affected, first_token + r,
+                                                          first_token + r + 1, context.window));
     const bool same = RowSet(got, r) == RowSet(want, r);
     reliable += is_reliable ? 1 : 0;
     if (same) continue;
     ++differing;
     widest = std::max(widest, std::isfinite(gap) ? gap / std::max(scale, 1e-30) : HUGE_VAL);
-    const bool excused = spares_affected && DiffersInAffected(RowSet(got, r), RowSet(want, r),
-                                                              tokens_per_entry, affected);
+    const bool excused =
+        spares_affected && DiffersInAffected(RowSet(got, r), RowSet(want, r), tokens_per_entry,
+                                             context.window, affected);
     reliable_differing += is_reliable && !excused ? 1 : 0;
     newly_affected.push_back(first_token + r);
   }

@@ -18,11 +18,13 @@ struct CompareContext {
   bool alone = false;            // a block alone, from stored inputs
   bool decisions_count = false;  // else decisions are printed only
   bool drafts_differ = false;    // conf and dspark.logits are then information
+  int64_t window = 1;            // sliding_window: how far a token reaches through the rings
 };
 
 // Tokens for which a decision (selection, candidates, experts) has already come out differently in
 // this run, where its margin allowed it. A flipped row or expert changes everything after it in
-// that token (section 5), so end to end in bf16 later decisions of it are no longer reliable.
+// that token and in those whose window holds it (section 5): end to end in bf16 their later
+// decisions, and later choices between rows that were made from them, are no longer reliable.
 using AffectedTokens = std::set<int64_t>;
 
 // row_rel_l2: the median over the rows, and in f32 also the worst row.
