@@ -131,8 +131,7 @@ absl::Status OpExecutor::RunControl(const Control& control) {
     return backend_.Truncate(truncate->slot, truncate->length);
   }
   if (const auto* close = std::get_if<CloseSequenceControl>(&control)) {
-    if (pending_opens_.erase(close->slot) > 0) return absl::OkStatus();
-    return backend_.Close(close->slot);
+    return RunClose(close->slot);
   }
   if (const auto* mask = std::get_if<SetMaskControl>(&control)) return RunSetMask(*mask);
   return absl::OkStatus();  // Ping, Fence
@@ -146,8 +145,9 @@ absl::Status OpExecutor::RunOpen(const OpenSequencePart& part) {
       return absl::InvalidArgumentError(absl::StrCat(
           "OpenSequence: slot ", slot, " is still waiting for parts of another prompt"));
     }
-    LOG_DEBUG << "open request=" << Hex16(part.request_id_hash) << " slot=" << slot
-              << " ids=" << part.total_ids;
+    request_hashes_[slot] = part.request_id_hash;
+    LOG_INFO << "sequence opened hash=" << Hex16(part.request_id_hash) << " slot=" << slot
+             << " op=" << next_op_id_ - 1 << " ids=" << part.total_ids;
     if (static_cast<int64_t>(part.open.ids.size()) == part.total_ids) {
       return backend_.Open(part.open);
     }
@@ -174,6 +174,15 @@ absl::Status OpExecutor::RunOpen(const OpenSequencePart& part) {
   const absl::Status opened = backend_.Open(open);
   pending_opens_.erase(pending);
   return opened;
+}
+
+absl::Status OpExecutor::RunClose(int slot) {
+  const int64_t committed = backend_.CommittedLength(slot);
+  if (pending_opens_.erase(slot) == 0) RETURN_IF_ERROR(backend_.Close(slot));
+  LOG_INFO << "sequence closed hash=" << Hex16(request_hashes_[slot]) << " slot=" << slot
+           << " op=" << next_op_id_ - 1 << " committed=" << committed;
+  request_hashes_.erase(slot);
+  return absl::OkStatus();
 }
 
 absl::Status OpExecutor::RunSetMask(const SetMaskControl& control) {

@@ -37,6 +37,7 @@ class OpExecutor {
   absl::Status NotBuilt(const WorkerOp& op) const;
   absl::Status RunControl(const Control& control);
   absl::Status RunOpen(const OpenSequencePart& part);
+  absl::Status RunClose(int slot);
   absl::Status RunSetMask(const SetMaskControl& control);
   absl::Status RunControls(const WorkerOp& op);
   absl::Status RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests);
@@ -46,6 +47,8 @@ class OpExecutor {
   const int vocab_size_;
   const int num_layers_;
   uint64_t next_op_id_ = 1;
+  std::map<int, uint64_t>
+      request_hashes_;  // by slot, for the log: the gateway's lines have the same
   std::map<int, PendingOpen> pending_opens_;  // by slot; at most one per slot
 };
 

@@ -106,6 +106,15 @@ absl::StatusOr<GroupConfig> ReadConfigure(const proto::ConfigureRequest& wire) {
   return config;
 }
 
+// Of this process; 0 where /proc does not say.
+uint64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  uint64_t total_pages = 0;
+  uint64_t resident_pages = 0;
+  if (!(file >> total_pages >> resident_pages)) return 0;
+  return resident_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
 using SteppingService = proto::ShardWorker::WithCallbackMethod_Steps<proto::ShardWorker::Service>;
 
 class ShardWorkerService final : public SteppingService {
@@ -178,6 +187,7 @@ class ShardWorkerService final : public SteppingService {
                       proto::StatusReply* reply) override {
     WriteStatus(core_.Status(), reply);
     WriteProcess(process_, reply->mutable_process());
+    reply->set_resident_bytes(ResidentBytes());
     return grpc::Status::OK;
   }
 

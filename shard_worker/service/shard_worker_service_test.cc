@@ -426,6 +426,7 @@ TEST_F(ShardWorkerServiceTest, DecodesWithRunAheadInOrder) {
   EXPECT_EQ(Status().slots_in_use(), 1u);
   EXPECT_EQ(Status().pages_in_use(), 1u);
   EXPECT_GT(Status().op_timings_size(), 0);
+  EXPECT_GT(Status().resident_bytes(), 0u);
   proto::Op close = NewOp(21);
   close.add_controls()->mutable_close_sequence()->set_slot(0);
   close.add_controls()->mutable_fence();
