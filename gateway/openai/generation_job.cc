@@ -15,6 +15,8 @@ namespace {
 
 // A stream whose request waits in the queue gets its headers after this time at the latest.
 constexpr int64_t kHeadersAfterMs = 2000;
+// GenerateRequest::request_id has at most 128, of which four are for the index of a choice.
+constexpr size_t kMaxEngineIdBytes = 124;
 
 // Carries one choice's events from the engine's thread to the connection's executor.
 class ChoiceEvents : public GenerateEvents {
@@ -159,8 +161,8 @@ void GenerationJob::Submit() {
 
 GenerateRequest GenerationJob::MakeRequest(const Choice& choice) const {
   GenerateRequest request;
-  request.request_id =
-      choices_.size() == 1 ? options_.head.id : absl::StrCat(options_.head.id, "-", choice.index);
+  request.request_id = options_.head.id.substr(0, kMaxEngineIdBytes);
+  if (choices_.size() > 1) absl::StrAppend(&request.request_id, "-", choice.index);
   request.prompt_ids = choice.prompt.ids;
   request.sampling = options_.common.sampling;
   request.sampling.choice = static_cast<uint32_t>(choice.index % options_.common.num_choices);
