@@ -1,0 +1,45 @@
+"""The catalogue of metrics names what the code makes, and Prometheus accepts what the gateway serves."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import CHECKOUT
+
+NAME = r"(?:dsv_|vllm:|http_re)[a-z0-9_:]+"
+
+
+def names_in_code():
+    found = set()
+    for folder in ("gateway", "shard_worker", "engram_service"):
+        for path, _, files in os.walk(os.path.join(CHECKOUT, folder)):
+            for name in files:
+                if name.endswith((".cc", ".h")) and not name.endswith("_test.cc"):
+                    with open(os.path.join(path, name)) as file:
+                        found.update(re.findall(f'"({NAME})"', file.read()))
+    return found
+
+
+def names_in_catalogue():
+    with open(os.path.join(CHECKOUT, "deploy/METRICS.md")) as file:
+        return set(re.findall(f"`({NAME})`", file.read()))
+
+
+def test_the_catalogue_names_what_the_code_makes():
+    assert names_in_catalogue() == names_in_code()
+
+
+def test_served_names_are_in_the_catalogue(cluster):
+    served = set(re.findall(r"^# TYPE (\S+)", cluster.get("/metrics"), re.M))
+    assert len(served) > 30
+    assert served <= names_in_catalogue()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_our_names(cluster):
+    lines = [line for line in cluster.get("/metrics").splitlines(keepends=True) if "vllm:" not in line]
+    check = subprocess.run(["promtool", "check", "metrics"], input="".join(lines), capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr
