@@ -97,6 +97,18 @@ constexpr SettingSpec kTable[] = {
      "Rank whose columns this service owns."},
     {"ENGRAM_WORLD", SettingType::kInt, "1", 1, 64, kEngramService,
      "Tensor-parallel size that the columns are split over."},
+    {"ENGRAM_PACKED_DIR", SettingType::kString, "", 0, 0, kEngramService,
+     "Directory of the packed tables that pack_rows wrote; unset: ENGRAM_DIR."},
+    {"ENGRAM_REQUIRE_PACKED", SettingType::kBool, "0", 0, 0, kEngramService,
+     "Refuses to serve from unpacked tables."},
+    {"ENGRAM_IO", SettingType::kString, "auto", 0, 0, kEngramService,
+     "How tables are read: uring or threads past the page cache, inline through it; auto: uring, "
+     "where it is allowed, for tables of 1 GiB and more, else inline."},
+    {"ENGRAM_QUEUE_DEPTH", SettingType::kInt, "128", 8, 1024, kEngramService,
+     "Reads in flight to the drive."},
+    {"DSV41_CACHE_GIB", SettingType::kDouble, "-1", -1, 64, kEngramService,
+     "Memory for recently used rows in GiB, taken at start; 0: none; -1: 2 for tables of 1 GiB and "
+     "more, else none."},
 };
 
 }  // namespace

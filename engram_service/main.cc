@@ -44,7 +44,12 @@ int Run(const Settings& settings) {
   options.tables.engram_dir = settings.String("ENGRAM_DIR");
   options.tables.rank = static_cast<int>(settings.Int("ENGRAM_RANK"));
   options.tables.world = static_cast<int>(settings.Int("ENGRAM_WORLD"));
+  options.tables.packed_dir = settings.String("ENGRAM_PACKED_DIR");
+  options.tables.require_packed = settings.Bool("ENGRAM_REQUIRE_PACKED");
   options.server.socket = settings.String("ENGRAM_SOCKET");
+  options.reader.kind = settings.String("ENGRAM_IO");
+  options.reader.depth = static_cast<size_t>(settings.Int("ENGRAM_QUEUE_DEPTH"));
+  options.cache_gib = settings.Double("DSV41_CACHE_GIB");
   if (options.tables.model_dir.empty()) {
     LOG_ERROR << "MODEL_DIR is not set: give --model-dir DIR with config.json and the token map";
     return kExitBadConfig;
@@ -75,6 +80,7 @@ int Run(const Settings& settings) {
            << " socket=" << serving->server().socket_name() << " rank=" << options.tables.rank
            << " world=" << options.tables.world << " tier=" << serving->tables().tier()
            << " back_end=\"" << serving->server().reader_name() << "\""
+           << " cache_bytes=" << serving->server().stats().engine.cache_bytes
            << " sampled_rows=" << serving->self_test().rows
            << " sampled_us=" << serving->self_test().micros
            << " canary=" << Hex(serving->expected_canary()).substr(0, 16);

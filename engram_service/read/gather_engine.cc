@@ -22,8 +22,8 @@ constexpr uint32_t kNone = UINT32_MAX;
 constexpr std::array<int64_t, 3> kRetryDelayNs = {1'000'000, 5'000'000, 20'000'000};
 constexpr size_t kReapBatch = 64;
 
-uint64_t BlockKey(int layer_idx, uint64_t block_idx) {
-  return (static_cast<uint64_t>(layer_idx) << 56) | block_idx;
+uint64_t BlockKey(int layer_idx, uint32_t file_idx, uint64_t block_idx) {
+  return (static_cast<uint64_t>(layer_idx) << 56) | (uint64_t{file_idx} << 44) | block_idx;
 }
 
 // Takes a free slot of a pool or appends one.
@@ -47,10 +47,28 @@ int64_t MonotonicNs() {
   return now.tv_sec * 1'000'000'000 + now.tv_nsec;
 }
 
-GatherEngine::GatherEngine(const TableSet& tables, BlockReader& reader)
-    : tables_(tables), reader_(reader) {
+// Columns ascend and every order has the same number of owned heads: the balanced split.
+GatherEngine::GatherEngine(const TableSet& tables, BlockReader& reader, RowCache* cache)
+    : tables_(tables),
+      reader_(reader),
+      cache_(cache),
+      heads_(static_cast<uint32_t>(tables.columns().size()) /
+             static_cast<uint32_t>(tables.shape().max_ngram_size - 1)) {
   CHECK_LE(tables.num_layers(), kMaxLayers);
-  buckets_.resize(tables.columns().size());
+  if (cache != nullptr) {
+    CHECK_EQ(cache->shape().heads, heads_);
+    CHECK_EQ(cache->shape().layers, static_cast<uint32_t>(tables.num_layers()));
+  }
+}
+
+GatherStats GatherEngine::stats() const {
+  GatherStats stats = stats_;
+  if (cache_ != nullptr) {
+    stats.cache = cache_->stats();
+    stats.cache_entries = cache_->size();
+    stats.cache_bytes = cache_->arena_bytes();
+  }
+  return stats;
 }
 
 void GatherEngine::FillDeadRows(const GatherJob& job, int layer_idx, size_t window_idx) const {
@@ -91,35 +109,101 @@ void GatherEngine::Start(GatherJob new_job) {
     slot.rows_left[l] = static_cast<uint32_t>(live * columns);
     slot.rows_left_total += slot.rows_left[l];
   }
+  stats_.rows += slot.rows_left_total;
+  const size_t num_windows = slot.job.windows.size();
+  for (size_t i = 0; i < num_windows; ++i)
+    StartWindow(job_idx, i);
+  // Layers whose rows were all in the cache, or that have only dead tokens, are done.
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
-    if ((jobs_[job_idx].layers_open >> layer_idx & 1) == 0) continue;
-    const GatherJob& job = jobs_[job_idx].job;
-    for (size_t i = 0; i < job.windows.size(); ++i) {
-      if (!job.windows[i].live) {
-        FillDeadRows(job, layer_idx, i);
-        continue;
-      }
-      tables_.hasher().Buckets(layer_idx, job.windows[i], tables_.columns(), buckets_);
-      for (size_t c = 0; c < columns; ++c) {
-        AddRow(job_idx, layer_idx, static_cast<uint32_t>(i * columns + c), tables_.columns()[c],
-               buckets_[c]);
-      }
+    if (jobs_[job_idx].rows_left[static_cast<size_t>(layer_idx)] == 0) {
+      FinishLayer(job_idx, layer_idx, GatherStatus::kOk, "");
     }
-    if (live == 0) FinishLayer(job_idx, layer_idx, GatherStatus::kOk, "");
   }
   ReleaseJobIfDone(job_idx);
   SubmitQueued();
 }
 
-void GatherEngine::AddRow(
-    uint32_t job_idx, int layer_idx, uint32_t row_idx, int column, uint32_t bucket) {
-  ++stats_.rows;
+// One probe per order; what the cache does not have is read, layer by layer.
+void GatherEngine::StartWindow(uint32_t job_idx, size_t window_idx) {
+  const Window window = jobs_[job_idx].job.windows[window_idx];
+  const uint32_t layers = jobs_[job_idx].layers_open;
+  if (!window.live) {
+    for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
+      if ((layers >> layer_idx & 1) != 0) {
+        FillDeadRows(jobs_[job_idx].job, layer_idx, window_idx);
+      }
+    }
+    return;
+  }
+  const std::vector<int>& columns = tables_.columns();
+  const uint32_t num_orders = static_cast<uint32_t>(tables_.shape().max_ngram_size - 1);
+  std::array<RowCache::Ref, kMaxNgram> cached;
+  for (uint32_t order_idx = 0; cache_ != nullptr && order_idx < num_orders; ++order_idx) {
+    cached[order_idx] = ProbeCache(window, order_idx + 2);
+  }
+  for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
+    if ((layers >> layer_idx & 1) == 0) continue;
+    std::array<uint64_t, kMaxNgram - 1> hashes;
+    bool hashed = false;
+    for (uint32_t order_idx = 0; order_idx < num_orders; ++order_idx) {
+      if (CopyFromCache(job_idx, window_idx, layer_idx, order_idx, cached[order_idx])) continue;
+      if (!hashed) tables_.hasher().OrderHashes(layer_idx, window, hashes);
+      hashed = true;
+      for (uint32_t head = 0; head < heads_; ++head) {
+        const size_t owned = order_idx * heads_ + head;
+        const int column = columns[owned];
+        const uint32_t prime =
+            tables_.hasher().layer(layer_idx).primes[static_cast<size_t>(column)];
+        AddRow({job_idx, layer_idx, static_cast<uint32_t>(window_idx * columns.size() + owned),
+                cached[order_idx], head},
+               column, static_cast<uint32_t>(hashes[order_idx] % prime));
+      }
+    }
+  }
+}
+
+RowCache::Ref GatherEngine::ProbeCache(const Window& window, uint32_t order) {
+  NgramKey key;
+  key.order = order;
+  std::copy_n(window.ids.begin(), order, key.ids.begin());
+  const RowCache::Ref found = cache_->Find(key);
+  return found.valid() ? found : cache_->Insert(key);
+}
+
+bool GatherEngine::CopyFromCache(
+    uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref) {
+  if (cache_ == nullptr) return false;
+  const auto layer = static_cast<uint32_t>(layer_idx);
+  // A later n-gram of this window may have taken the place of an earlier one.
+  if (!cache_->alive(ref) || !cache_->Complete(ref, layer)) {
+    cache_->CountMiss(order_idx + 2);
+    return false;
+  }
+  cache_->CountHit(order_idx + 2);
+  JobSlot& slot = jobs_[job_idx];
+  const auto& destination = slot.job.destinations[layer];
+  if (destination.weights != nullptr) {
+    const size_t row = window_idx * tables_.columns().size() + order_idx * heads_;
+    const RowCacheShape& shape = cache_->shape();
+    memcpy(destination.weights + row * shape.weight_bytes, cache_->Weights(ref, layer),
+           size_t{heads_} * shape.weight_bytes);
+    memcpy(destination.scales + row * shape.scale_bytes, cache_->Scales(ref, layer),
+           size_t{heads_} * shape.scale_bytes);
+  }
+  slot.rows_left[layer] -= heads_;
+  slot.rows_left_total -= heads_;
+  return true;
+}
+
+void GatherEngine::AddRow(const RowTarget& target, int column, uint32_t bucket) {
   const uint32_t row = TakeSlot(rows_, free_rows_);
-  rows_[row].job = job_idx;
-  rows_[row].layer_idx = static_cast<uint8_t>(layer_idx);
-  rows_[row].row_idx = row_idx;
-  const RowPlace place = tables_.table(layer_idx).Locate(column, bucket);
-  const int priority = jobs_[job_idx].job.priority;
+  rows_[row].job = target.job;
+  rows_[row].layer_idx = static_cast<uint8_t>(target.layer_idx);
+  rows_[row].row_idx = target.row_idx;
+  rows_[row].cached = target.cached;
+  rows_[row].cache_head = static_cast<uint8_t>(target.cache_head);
+  const RowPlace place = tables_.table(target.layer_idx).Locate(column, bucket);
+  const int priority = jobs_[target.job].job.priority;
   for (int i = 0; i < place.num_pieces; ++i) {
     const RowPiece& piece = place.pieces[static_cast<size_t>(i)];
     // A piece may cross a block border.
@@ -131,19 +215,23 @@ void GatherEngine::AddRow(
       part.bytes = static_cast<uint16_t>(
           std::min<uint64_t>(piece.bytes - done, kBlockBytes - part.block_byte));
       part.row_byte = static_cast<uint16_t>(piece.row_byte + done);
-      AddPart(row, layer_idx, priority, offset / kBlockBytes, part);
+      AddPart(row, target.layer_idx, priority, piece.file_idx, offset / kBlockBytes, part);
       done += part.bytes;
     }
   }
 }
 
-void GatherEngine::AddPart(
-    uint32_t row, int layer_idx, int priority, uint64_t block_idx, const Part& new_part) {
+void GatherEngine::AddPart(uint32_t row,
+                           int layer_idx,
+                           int priority,
+                           uint32_t file_idx,
+                           uint64_t block_idx,
+                           const Part& new_part) {
   ++rows_[row].parts_left;
   const uint32_t part = TakeSlot(parts_, free_parts_);
   parts_[part] = new_part;
   parts_[part].next = kNone;
-  const uint64_t key = BlockKey(layer_idx, block_idx);
+  const uint64_t key = BlockKey(layer_idx, file_idx, block_idx);
   const auto [it, inserted] = blocks_in_flight_.try_emplace(key, kNone);
   if (!inserted) {
     BlockSlot& block = blocks_[it->second];
@@ -162,9 +250,11 @@ void GatherEngine::AddPart(
     block.priority = static_cast<uint8_t>(priority);
     block.block_idx = block_idx;
     block.first_part = part;
-    const uint64_t file_bytes = tables_.table(layer_idx).file_bytes();
+    block.file_idx = static_cast<uint16_t>(file_idx);
+    const TableFile& file = tables_.table(layer_idx).file(file_idx);
+    const uint64_t file_bytes = file.bytes;
     const uint64_t begin = block_idx * kBlockBytes;
-    CHECK_LT(begin, file_bytes) << "row outside " << tables_.table(layer_idx).path();
+    CHECK_LT(begin, file_bytes) << "row outside " << file.path;
     block.bytes_in_file =
         static_cast<uint32_t>(std::min<uint64_t>(kBlockBytes, file_bytes - begin));
   }
@@ -185,8 +275,8 @@ void GatherEngine::SubmitQueued() {
         if (block.submitted || block.first_part == kNone) continue;
         block.submitted = true;
         if (block.priority > 0) ++low_in_flight_;
-        reader_.Submit(
-            {tables_.table(block.layer_idx).fd(), block.block_idx, block.bytes_in_file, slot});
+        reader_.Submit({tables_.table(block.layer_idx).file(block.file_idx).fd.get(),
+                        block.block_idx, block.bytes_in_file, slot});
         submitted = true;
       }
     }
@@ -222,18 +312,19 @@ void GatherEngine::Complete(const BlockDone& done) {
   block.submitted = false;
   if (block.priority > 0) --low_in_flight_;
   const RowTable& table = tables_.table(block.layer_idx);
+  const TableFile& file = table.file(block.file_idx);
   ++stats_.reads;
   stats_.read_bytes += done.bytes;
   if (done.error != 0) {
-    Retry(slot, absl::StrCat(table.path(), " block ", block.block_idx, ": ", strerror(done.error)));
+    Retry(slot, absl::StrCat(file.path, " block ", block.block_idx, ": ", strerror(done.error)));
     return;
   }
   if (done.bytes < block.bytes_in_file) {
     struct stat info;
     const bool shrank =
-        fstat(table.fd(), &info) == 0 && static_cast<uint64_t>(info.st_size) < table.file_bytes();
+        fstat(file.fd.get(), &info) == 0 && static_cast<uint64_t>(info.st_size) < file.bytes;
     const std::string error =
-        absl::StrCat(table.path(), " block ", block.block_idx, ": ", done.bytes, " of ",
+        absl::StrCat(file.path, " block ", block.block_idx, ": ", done.bytes, " of ",
                      block.bytes_in_file, " bytes", shrank ? ", the file was truncated" : "");
     if (shrank) {
       FailLayer(block.layer_idx, error);
@@ -246,7 +337,7 @@ void GatherEngine::Complete(const BlockDone& done) {
   const absl::Status checked = table.CheckBlock(block.block_idx, done.data);
   if (!checked.ok()) {
     ++stats_.check_failures;
-    Retry(slot, absl::StrCat(table.path(), " block ", block.block_idx, ": ", checked.message()));
+    Retry(slot, absl::StrCat(file.path, " block ", block.block_idx, ": ", checked.message()));
     return;
   }
   FinishParts(slot, done.data, nullptr);
@@ -281,12 +372,18 @@ void GatherEngine::FinishParts(uint32_t slot,
     const JobSlot& job = jobs_[row.job];
     const auto& destination = job.job.destinations[row.layer_idx];
     const bool open = (job.layers_open >> row.layer_idx & 1) != 0;
-    if (error == nullptr && open && destination.weights != nullptr) {
-      uint8_t* to = part.row_byte < weight_bytes
-                        ? destination.weights + size_t{row.row_idx} * weight_bytes + part.row_byte
-                        : destination.scales + size_t{row.row_idx} * scale_bytes +
-                              (part.row_byte - weight_bytes);
+    const auto copy_to = [&](uint8_t* weights, uint8_t* scales) {
+      uint8_t* to = part.row_byte < weight_bytes ? weights + part.row_byte
+                                                 : scales + (part.row_byte - weight_bytes);
       memcpy(to, &data[part.block_byte], part.bytes);
+    };
+    if (error == nullptr && open && destination.weights != nullptr) {
+      copy_to(destination.weights + size_t{row.row_idx} * weight_bytes,
+              destination.scales + size_t{row.row_idx} * scale_bytes);
+    }
+    if (error == nullptr && cache_ != nullptr && cache_->alive(row.cached)) {
+      copy_to(cache_->Weights(row.cached, row.layer_idx) + size_t{row.cache_head} * weight_bytes,
+              cache_->Scales(row.cached, row.layer_idx) + size_t{row.cache_head} * scale_bytes);
     }
     row.failed = row.failed || error != nullptr;
     if (--row.parts_left == 0) FinishRow(part.row, error);
@@ -300,25 +397,34 @@ void GatherEngine::FinishRow(uint32_t row_slot, const std::string* error) {
   --job.rows_left[row.layer_idx];
   --job.rows_left_total;
   const bool open = (job.layers_open >> row.layer_idx & 1) != 0;
-  if (open && row.failed) {
+  const RowTable& table = tables_.table(row.layer_idx);
+  const uint32_t weight_bytes = table.row_weight_bytes();
+  const uint32_t scale_bytes = table.row_scale_bytes();
+  const auto& destination = job.job.destinations[row.layer_idx];
+  bool invalid = false;
+  if (!row.failed && cache_ != nullptr && cache_->alive(row.cached)) {
+    invalid = HasInvalidCode(
+        {cache_->Weights(row.cached, row.layer_idx) + size_t{row.cache_head} * weight_bytes,
+         weight_bytes},
+        {cache_->Scales(row.cached, row.layer_idx) + size_t{row.cache_head} * scale_bytes,
+         scale_bytes});
+    if (!invalid) cache_->MarkFilled(row.cached, row.layer_idx, row.cache_head);
+  } else if (!row.failed && open && destination.weights != nullptr) {
+    invalid =
+        HasInvalidCode({destination.weights + size_t{row.row_idx} * weight_bytes, weight_bytes},
+                       {destination.scales + size_t{row.row_idx} * scale_bytes, scale_bytes});
+  }
+  if (invalid) {
+    ++stats_.data_errors;
+    stats_.last_error =
+        absl::StrCat(table.path(), ": a row of token ", row.row_idx / tables_.columns().size(),
+                     " has a NaN code or scale 255");
+  }
+  if (open && (row.failed || invalid)) {
     FinishLayer(row.job, row.layer_idx, GatherStatus::kDataError,
                 error != nullptr ? *error : stats_.last_error);
-  } else if (open) {
-    const RowTable& table = tables_.table(row.layer_idx);
-    const auto& destination = job.job.destinations[row.layer_idx];
-    if (destination.weights != nullptr &&
-        HasInvalidCode({destination.weights + size_t{row.row_idx} * table.row_weight_bytes(),
-                        table.row_weight_bytes()},
-                       {destination.scales + size_t{row.row_idx} * table.row_scale_bytes(),
-                        table.row_scale_bytes()})) {
-      ++stats_.data_errors;
-      stats_.last_error =
-          absl::StrCat(table.path(), ": a row of token ", row.row_idx / tables_.columns().size(),
-                       " has a NaN code or scale 255");
-      FinishLayer(row.job, row.layer_idx, GatherStatus::kDataError, stats_.last_error);
-    } else if (job.rows_left[row.layer_idx] == 0) {
-      FinishLayer(row.job, row.layer_idx, GatherStatus::kOk, "");
-    }
+  } else if (open && job.rows_left[row.layer_idx] == 0) {
+    FinishLayer(row.job, row.layer_idx, GatherStatus::kOk, "");
   }
   ReleaseJobIfDone(row.job);
 }

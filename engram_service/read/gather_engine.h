@@ -22,6 +22,7 @@
 #include "absl/container/flat_hash_map.h"
 
 #include "engram_service/io/block_reader.h"
+#include "engram_service/read/row_cache.h"
 #include "engram_service/read/table_set.h"
 
 namespace twinspark::engram {
@@ -61,13 +62,16 @@ struct GatherStats {
   uint64_t data_errors = 0;     // blocks given up, rows with invalid codes
   uint64_t check_failures = 0;  // checksum or identity of a page
   uint64_t timeouts = 0;
+  RowCacheStats cache;
+  uint64_t cache_entries = 0;
+  uint64_t cache_bytes = 0;
   std::string last_error;
 };
 
 class GatherEngine {
  public:
-  // `tables` and `reader` outlive the engine.
-  GatherEngine(const TableSet& tables, BlockReader& reader);
+  // All outlive the engine; `cache` may be null.
+  GatherEngine(const TableSet& tables, BlockReader& reader, RowCache* cache = nullptr);
 
   // Takes a job; its layers may be reported before this returns.
   void Start(GatherJob job);
@@ -82,7 +86,7 @@ class GatherEngine {
   // When Poll has something to do without any read finishing: the nearest deadline or retry;
   // INT64_MAX when there is none.
   int64_t NextEventNs() const;
-  const GatherStats& stats() const { return stats_; }
+  GatherStats stats() const;
   // A layer whose file shrank is not served any more.
   bool layer_failed(int layer_idx) const { return failed_[static_cast<size_t>(layer_idx)]; }
 
@@ -103,6 +107,8 @@ class GatherEngine {
     uint8_t parts_left = 0;
     bool failed = false;
     uint32_t row_idx = 0;  // window * owned columns + owned column
+    uint8_t cache_head = 0;
+    RowCache::Ref cached;  // entry this row fills, if it is still there
   };
   // Bytes of a block that belong to a row.
   struct Part {
@@ -118,13 +124,31 @@ class GatherEngine {
     uint8_t priority = 0;
     uint8_t attempts = 0;
     bool submitted = false;
+    uint16_t file_idx = 0;
     uint64_t block_idx = 0;
     uint32_t first_part = 0;
     uint32_t bytes_in_file = 0;  // 4096 except in a file's last block
   };
 
-  void AddRow(uint32_t job_idx, int layer_idx, uint32_t row_idx, int column, uint32_t bucket);
-  void AddPart(uint32_t row, int layer_idx, int priority, uint64_t block_idx, const Part& part);
+  // Where a row that has to be read goes: its place in the job and in the cache.
+  struct RowTarget {
+    uint32_t job = 0;
+    int layer_idx = 0;
+    uint32_t row_idx = 0;
+    RowCache::Ref cached;
+    uint32_t cache_head = 0;
+  };
+  void StartWindow(uint32_t job_idx, size_t window_idx);
+  RowCache::Ref ProbeCache(const Window& window, uint32_t order);
+  bool CopyFromCache(
+      uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref);
+  void AddRow(const RowTarget& target, int column, uint32_t bucket);
+  void AddPart(uint32_t row,
+               int layer_idx,
+               int priority,
+               uint32_t file_idx,
+               uint64_t block_idx,
+               const Part& part);
   void SubmitQueued();
   void Complete(const BlockDone& done);
   void Retry(uint32_t slot, const std::string& error);
@@ -138,6 +162,8 @@ class GatherEngine {
 
   const TableSet& tables_;
   BlockReader& reader_;
+  RowCache* const cache_;
+  const uint32_t heads_;  // owned heads per order
   GatherStats stats_;
   std::array<bool, kMaxLayers> failed_{};
 
@@ -156,7 +182,6 @@ class GatherEngine {
   // Waiting for a place in the reader, by class and then layer: urgent first, layer 1 before 14.
   std::array<std::array<std::deque<uint32_t>, kMaxLayers>, kNumClasses> queued_;
   std::multimap<int64_t, uint32_t> retries_;  // due time > block slot
-  std::vector<uint32_t> buckets_;
 };
 
 // CLOCK_MONOTONIC in nanoseconds.

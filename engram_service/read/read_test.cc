@@ -233,7 +233,7 @@ TEST_F(EngineTest, FaultsThatStayFailTheLayerAndNameTheBlock) {
   SeededRng rng(TestSeed(4));
   const auto tables = OpenTables(0, 2);
   const Tokens tokens = RandomTokens(rng, 40, false);
-  const int broken_fd = tables->table(1).fd();
+  const int broken_fd = tables->table(1).file(0).fd.get();
   GatherStats stats;
   const Outcome outcome = RunWithFaults(
       *tables, tokens,
@@ -296,6 +296,64 @@ TEST_F(EngineTest, SharedBlocksAreReadOnce) {
   EXPECT_EQ(engine.stats().rows, 50 * columns);
   EXPECT_GT(engine.stats().rows_deduplicated, 40 * columns);
   ExpectRows(*tables, {ids, std::vector<uint8_t>(50)}, 0, weights.data(), scales.data());
+}
+
+// Requests of a small vocabulary through caches from tiny to ample, with reads that fail or come
+// spoilt now and then: whatever is reported as there is the reference row.
+TEST_F(EngineTest, CachedRowsAreTheReferenceRowsAlsoAfterFaults) {
+  SeededRng rng(TestSeed(6));
+  const auto tables = OpenTables(1, 2);
+  for (const size_t bytes : {size_t{60} << 10, size_t{600} << 10, size_t{32} << 20}) {
+    RowCacheShape shape = {2, 2, 256, 8};
+    auto cache = RowCache::Create(shape, bytes);
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    FaultyReader reader(std::make_unique<InlineReader>(16),
+                        [&](const BlockRead&, int, BlockDone& done, std::span<uint8_t> data) {
+                          if (rng.OneIn(100)) done.error = EIO;
+                          if (!rng.OneIn(200)) return;
+                          // Every row of the block then holds an invalid code.
+                          for (size_t i = 0; i < data.size(); i += 8)
+                            data[i] = 0xff;
+                        });
+    GatherEngine engine(*tables, reader, cache->get());
+    const size_t columns = tables->columns().size();
+    int failed = 0;
+    for (int round = 0; round < 150; ++round) {
+      Tokens tokens = RandomTokens(rng, static_cast<size_t>(rng.Int(1, 30)), rng.OneIn(3));
+      for (auto& id : tokens.ids)
+        id %= 40;
+      const bool hint = rng.OneIn(4);
+      std::vector<uint8_t> weights[2];
+      std::vector<uint8_t> scales[2];
+      GatherJob job;
+      job.windows.resize(tokens.ids.size());
+      ASSERT_TRUE(tables->hasher().Windows(tokens.ids, 0, tokens.dead, job.windows).ok());
+      job.layers = 3;
+      job.priority = hint ? 2 : 0;
+      for (size_t l = 0; l < 2 && !hint; ++l) {
+        weights[l].resize(tokens.ids.size() * columns * 256);
+        scales[l].resize(tokens.ids.size() * columns * 8);
+        job.destinations[l] = {weights[l].data(), scales[l].data()};
+      }
+      GatherStatus status[2] = {GatherStatus::kCancelled, GatherStatus::kCancelled};
+      job.done = [&](int layer, GatherStatus s, const std::string&) { status[layer] = s; };
+      engine.Start(std::move(job));
+      while (!engine.idle())
+        engine.Poll(true);
+      for (size_t l = 0; l < 2; ++l) {
+        ASSERT_NE(status[l], GatherStatus::kCancelled);
+        failed += status[l] == GatherStatus::kOk ? 0 : 1;
+        if (hint || status[l] != GatherStatus::kOk) continue;
+        ExpectRows(*tables, tokens, static_cast<int>(l), weights[l].data(), scales[l].data());
+        if (HasFatalFailure()) return;
+      }
+    }
+    const RowCacheStats stats = engine.stats().cache;
+    printf("cache of %zu bytes: %llu bigram hits, %llu misses, %d layers failed\n", bytes,
+           static_cast<unsigned long long>(stats.hits[2]),
+           static_cast<unsigned long long>(stats.misses[2]), failed);
+    EXPECT_GT(stats.hits[2], 0u);
+  }
 }
 
 TEST_F(EngineTest, CancelledAndLateJobsWriteNothingMore) {

@@ -1,6 +1,9 @@
 // Opening order: configuration, constants, token map, tables; the first that is wrong is named.
 #include "engram_service/read/table_set.h"
 
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +12,10 @@
 #include "common/model_config.h"
 #include "common/safetensors.h"
 #include "common/status_macros.h"
+#include "engram_service/store/compat_table.h"
 #include "engram_service/store/native_table.h"
+#include "engram_service/store/packed_table.h"
+#include "engram_service/store/row_format.h"
 
 namespace twinspark::engram {
 namespace {
@@ -41,14 +47,80 @@ absl::StatusOr<std::unique_ptr<TableSet>> TableSet::Open(const TableSetOptions& 
   if (set->options_.engram_dir.empty()) set->options_.engram_dir = options.model_dir;
   ASSIGN_OR_RETURN(set->hasher_, LoadHasher(options.model_dir));
   ASSIGN_OR_RETURN(set->columns_, BalancedColumns(set->shape(), options.rank, options.world));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                   Checkpoint::Open(set->options_.engram_dir));
-  for (const LayerHash& layer : set->hasher_->layers()) {
-    ASSIGN_OR_RETURN(auto table, NativeTable::Open(*checkpoint, set->shape(), layer));
-    set->tables_.push_back(std::move(table));
-  }
+  if (set->options_.packed_dir.empty()) set->options_.packed_dir = set->options_.engram_dir;
+  RETURN_IF_ERROR(set->OpenTables());
   set->ComputeDigests();
   return set;
+}
+
+// The best format of which every layer has a file: our packed one, the other packed one, native.
+absl::Status TableSet::OpenTables() {
+  const std::vector<LayerHash> layers(hasher_->layers().begin(), hasher_->layers().end());
+  size_t packed = 0;
+  size_t compat = 0;
+  for (const LayerHash& layer : layers) {
+    packed += FileExists(PackedPath(options_, layer.layer_id)) ? 1 : 0;
+    compat += CompatPaths(options_.packed_dir, layer.layer_id).empty() ? 0 : 1;
+  }
+  if (packed > 0) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      ASSIGN_OR_RETURN(auto table,
+                       PackedTable::Open(PackedPath(options_, layers[i].layer_id), *hasher_,
+                                         static_cast<int>(i), columns_, options_.direct));
+      tables_.push_back(std::move(table));
+    }
+    return absl::OkStatus();
+  }
+  if (compat > 0) return OpenCompat(layers);
+  if (options_.require_packed) {
+    return absl::NotFoundError(absl::StrCat("ENGRAM_REQUIRE_PACKED is set and ",
+                                            PackedPath(options_, layers.front().layer_id),
+                                            " does not exist: run pack_rows"));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                   Checkpoint::Open(options_.engram_dir));
+  for (const LayerHash& layer : layers) {
+    ASSIGN_OR_RETURN(auto table, NativeTable::Open(*checkpoint, shape(), layer, options_.direct));
+    tables_.push_back(std::move(table));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TableSet::OpenCompat(const std::vector<LayerHash>& layers) {
+  for (const LayerHash& layer : layers) {
+    ASSIGN_OR_RETURN(auto table, CompatTable::Open(CompatPaths(options_.packed_dir, layer.layer_id),
+                                                   shape(), layer, options_.direct));
+    for (const int column : columns_) {
+      if (table->HasColumn(column)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          table->path(), ": its rows do not cover column ", column, " of rank ", options_.rank,
+          " of ", options_.world,
+          "; put the files of the other ranks beside it, or run pack_rows on this node"));
+    }
+    tables_.push_back(std::move(table));
+  }
+  return absl::OkStatus();
+}
+
+std::string PackedPath(const TableSetOptions& options, int layer_id) {
+  PackedHeader header = {};
+  header.layer = static_cast<uint32_t>(layer_id);
+  header.node = static_cast<uint32_t>(options.rank);
+  header.nodes = static_cast<uint32_t>(options.world);
+  header.scheme = options.world == 1 ? kSchemeAll : kSchemeBalanced;
+  return options.packed_dir + "/" + PackedFileName(header);
+}
+
+std::vector<std::string> CompatPaths(const std::string& dir, int layer_id) {
+  const std::string prefix = absl::StrCat("engram-l", layer_id, "-r");
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(prefix) && name.ends_with(".bin")) paths.push_back(entry.path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
 }
 
 void TableSet::ComputeDigests() {

@@ -16,10 +16,15 @@
 namespace twinspark::engram {
 
 struct TableSetOptions {
-  std::string model_dir;   // config.json, token map or tokenizer
-  std::string engram_dir;  // tables; empty = model_dir
+  std::string model_dir;        // config.json, token map or tokenizer
+  std::string engram_dir = {};  // tables; empty = model_dir
   int rank = 0;
   int world = 1;
+  // Packed files; empty = engram_dir. A packed file that is there must be right: a wrong one is
+  // refused, never passed over.
+  std::string packed_dir = {};
+  bool require_packed = false;  // native tables are refused
+  bool direct = false;          // read past the page cache
 };
 
 class TableSet {
@@ -43,6 +48,8 @@ class TableSet {
 
  private:
   TableSet() = default;
+  absl::Status OpenTables();
+  absl::Status OpenCompat(const std::vector<LayerHash>& layers);
   void ComputeDigests();
 
   TableSetOptions options_;
@@ -53,6 +60,12 @@ class TableSet {
   Sha256Digest model_digest_{};
   uint64_t table_digest_prefix_ = 0;
 };
+
+// Where a packed file of the layer would lie, by the naming of engram.md 3.3.
+std::string PackedPath(const TableSetOptions& options, int layer_id);
+
+// Files of the DSV41EN1 layout for the layer in a directory, ascending.
+std::vector<std::string> CompatPaths(const std::string& dir, int layer_id);
 
 // The hasher of a model directory: config.json, engram_constants.json when present, token map.
 absl::StatusOr<std::unique_ptr<Hasher>> LoadHasher(const std::string& model_dir);

@@ -13,6 +13,11 @@ namespace {
 constexpr auto kPeriod = std::chrono::seconds(1);
 constexpr int kPeriodsPerLine = 60;
 
+double HitRate(const RowCacheStats& stats, size_t order) {
+  const uint64_t all = stats.hits[order] + stats.misses[order];
+  return all == 0 ? 0 : static_cast<double>(stats.hits[order]) / static_cast<double>(all);
+}
+
 }  // namespace
 
 EngramMetrics::EngramMetrics(Metrics& metrics, const EngramServiceImpl& service)
@@ -73,6 +78,17 @@ void EngramMetrics::Update() {
       b.timeouts);
   add("dsv_engram_dropped_hints_total", "Hints dropped under load", now.sessions.dropped_hints,
       last_.sessions.dropped_hints);
+  for (size_t order = 2; order <= kMaxNgram; ++order) {
+    const prometheus::Labels labels = {{"order", std::to_string(order)}};
+    metrics_.Counter("dsv_engram_cache_hits_total", "N-grams found in the row cache", labels)
+        .Increment(static_cast<double>(e.cache.hits[order] - b.cache.hits[order]));
+    metrics_.Counter("dsv_engram_cache_misses_total", "N-grams that had to be read", labels)
+        .Increment(static_cast<double>(e.cache.misses[order] - b.cache.misses[order]));
+  }
+  metrics_.Gauge("dsv_engram_cache_bytes", "Memory of the row cache")
+      .Set(static_cast<double>(e.cache_bytes));
+  metrics_.Gauge("dsv_engram_cache_entries", "N-grams in the row cache")
+      .Set(static_cast<double>(e.cache_entries));
   metrics_.Counter("dsv_engram_rpc_gathers_total", "Gather calls over gRPC")
       .Increment(static_cast<double>(service_.rpc_gathers() - last_rpc_gathers_));
   last_rpc_gathers_ = service_.rpc_gathers();
@@ -91,8 +107,11 @@ void EngramMetrics::Update() {
 void EngramMetrics::LogLine() const {
   LOG_INFO << "rows requests=" << last_.sessions.requests << " tokens=" << last_.sessions.tokens
            << " rows=" << last_.engine.rows << " deduplicated=" << last_.engine.rows_deduplicated
-           << " reads=" << last_.engine.reads << " retries=" << last_.engine.retries
-           << " errors=" << last_.engine.data_errors << " late=" << last_.engine.timeouts;
+           << " hit_rate_2=" << HitRate(last_.engine.cache, 2)
+           << " hit_rate_3=" << HitRate(last_.engine.cache, 3)
+           << " hit_rate_4=" << HitRate(last_.engine.cache, 4) << " reads=" << last_.engine.reads
+           << " retries=" << last_.engine.retries << " errors=" << last_.engine.data_errors
+           << " late=" << last_.engine.timeouts;
 }
 
 }  // namespace twinspark::engram

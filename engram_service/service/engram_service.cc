@@ -2,6 +2,8 @@
 // found is below, in read/ and shm/.
 #include "engram_service/service/engram_service.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,8 @@
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "engram_service/read/local_rows.h"
+#include "engram_service/store/packed_table.h"
+#include "engram_service/store/row_table_writer.h"
 
 namespace twinspark::engram {
 namespace {
@@ -66,6 +70,74 @@ absl::StatusOr<std::vector<Window>> ParseSequences(const Hasher& hasher,
   return windows;
 }
 
+void VerifyQuick(const Serving& serving,
+                 const grpc::ServerContext& context,
+                 pb::VerifyProgress& progress,
+                 grpc::ServerWriter<pb::VerifyProgress>& writer) {
+  const TableSet& tables = serving.tables();
+  progress.set_pages_total(kVerifySteps);
+  for (int step = 0; step < kVerifySteps && !context.IsCancelled(); ++step) {
+    std::vector<int32_t> ids;
+    for (int i = 0; i < kVerifyTokensPerStep; ++i) {
+      ids.push_back(
+          static_cast<int32_t>(RandomU64() % static_cast<uint64_t>(tables.shape().vocab_size)));
+    }
+    std::vector<Window> windows;
+    absl::Status status = AppendWindows(tables.hasher(), {0, 0, ids, {}}, windows);
+    if (status.ok()) {
+      status = serving.server()
+                   .Gather(std::move(windows), (1u << tables.num_layers()) - 1, kGatherTimeout)
+                   .status();
+    }
+    progress.set_pages_done(static_cast<uint64_t>(step + 1));
+    if (!status.ok()) {
+      progress.set_errors(progress.errors() + 1);
+      progress.set_text(std::string(status.message()));
+    }
+    writer.Write(progress);
+  }
+}
+
+absl::Status VerifyScrub(const Serving& serving,
+                         const grpc::ServerContext& context,
+                         uint32_t limit_mb_per_s,
+                         pb::VerifyProgress& progress,
+                         grpc::ServerWriter<pb::VerifyProgress>& writer) {
+  const TableSet& tables = serving.tables();
+  uint64_t pages_before = 0;
+  for (int i = 0; i < tables.num_layers(); ++i) {
+    const auto* packed = dynamic_cast<const PackedTable*>(&tables.table(i));
+    if (packed == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(tables.table(i).path(), " is not packed: it has no checksums to scrub"));
+    }
+    progress.set_pages_total(progress.pages_total() + packed->layout().header.pages);
+  }
+  for (int i = 0; i < tables.num_layers(); ++i) {
+    const auto& packed = dynamic_cast<const PackedTable&>(tables.table(i));
+    const auto begin = std::chrono::steady_clock::now();
+    const uint64_t pages = packed.layout().header.pages;
+    const auto findings = ScrubPackedFile(
+        packed.file(0), packed.layout(), packed.extents(),
+        [&](const std::string& text) { progress.set_text(text); },
+        [&](const PackProgress& scrubbed) {
+          const uint64_t done = std::min(pages, scrubbed.bytes_done * kPagesPerExtent);
+          progress.set_pages_done(pages_before + done);
+          writer.Write(progress);
+          if (limit_mb_per_s == 0 || context.IsCancelled()) return;
+          const std::chrono::duration<double> due(static_cast<double>(done * kPageBytes) / 1e6 /
+                                                  limit_mb_per_s);
+          std::this_thread::sleep_until(begin +
+                                        std::chrono::duration_cast<std::chrono::nanoseconds>(due));
+        });
+    RETURN_IF_ERROR(findings.status());
+    progress.set_errors(progress.errors() + *findings);
+    pages_before += pages;
+    if (context.IsCancelled()) break;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 EngramServiceImpl::EngramServiceImpl(ServingOptions options)
@@ -115,6 +187,10 @@ pb::ServiceState EngramServiceImpl::state(std::string* reason) const {
   if (stats.layer_failed) {
     *reason = stats.engine.last_error;
     return pb::SERVICE_FAILED;
+  }
+  if (!current->compromise().empty()) {
+    *reason = current->compromise();
+    return pb::SERVICE_DEGRADED;
   }
   if (stats.engine.retries + stats.engine.data_errors > 0) {
     *reason = stats.engine.last_error;
@@ -258,6 +334,16 @@ void EngramServiceImpl::FillStatus(const Serving& serving, pb::StatusReply* repl
   reply->set_rows_deduplicated(stats.engine.rows_deduplicated);
   reply->set_dropped_prefetches(stats.sessions.dropped_hints);
   reply->set_slab_bytes(stats.slab_bytes);
+  reply->set_cache_bytes(stats.engine.cache_bytes);
+  reply->set_cache_entries(stats.engine.cache_entries);
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  for (size_t order = 2; order <= kMaxNgram; ++order) {
+    hits += stats.engine.cache.hits[order];
+    misses += stats.engine.cache.misses[order];
+  }
+  reply->set_cache_hits(hits);
+  reply->set_cache_misses(misses);
 }
 
 grpc::Status EngramServiceImpl::Status(grpc::ServerContext*,
@@ -282,39 +368,25 @@ grpc::Status EngramServiceImpl::Drain(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-// Native tables carry no checksums: what can be checked is that rows read and hold valid codes.
+// quick: random rows through the whole path. scrub: every page of packed tables, with its own
+// reads.
 grpc::Status EngramServiceImpl::Verify(grpc::ServerContext* context,
                                        const pb::VerifyRequest* request,
                                        grpc::ServerWriter<pb::VerifyProgress>* writer) {
   const auto ready = Ready();
   if (!ready.ok()) return ToGrpcStatus(ready.status());
-  if (request->mode() != "quick") {
-    return ToGrpcStatus(absl::UnimplementedError(absl::StrCat(
-        "verify mode '", request->mode(), "' needs packed tables; native ones take 'quick'")));
-  }
-  const TableSet& tables = (*ready)->tables();
   pb::VerifyProgress progress;
-  progress.set_pages_total(kVerifySteps);
-  for (int step = 0; step < kVerifySteps && !context->IsCancelled(); ++step) {
-    std::vector<int32_t> ids;
-    for (int i = 0; i < kVerifyTokensPerStep; ++i) {
-      ids.push_back(
-          static_cast<int32_t>(RandomU64() % static_cast<uint64_t>(tables.shape().vocab_size)));
-    }
-    std::vector<Window> windows;
-    absl::Status status = AppendWindows(tables.hasher(), {0, 0, ids, {}}, windows);
-    if (status.ok()) {
-      status = (*ready)
-                   ->server()
-                   .Gather(std::move(windows), (1u << tables.num_layers()) - 1, kGatherTimeout)
-                   .status();
-    }
-    progress.set_pages_done(static_cast<uint64_t>(step + 1));
-    if (!status.ok()) {
-      progress.set_errors(progress.errors() + 1);
-      progress.set_text(std::string(status.message()));
-    }
-    writer->Write(progress);
+  if (request->mode() == "quick") {
+    VerifyQuick(**ready, *context, progress, *writer);
+  } else if (request->mode() == "scrub") {
+    const absl::Status scrubbed =
+        VerifyScrub(**ready, *context, request->limit_mb_per_s(), progress, *writer);
+    if (!scrubbed.ok()) return ToGrpcStatus(scrubbed);
+  } else {
+    return ToGrpcStatus(
+        absl::InvalidArgumentError(absl::StrCat("verify mode '", request->mode(),
+                                                "': quick or scrub here; verify_rows "
+                                                "compares with the source")));
   }
   progress.set_finished(true);
   writer->Write(progress);

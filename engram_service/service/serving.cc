@@ -9,14 +9,15 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/ids.h"
+#include "common/log.h"
 #include "common/status_macros.h"
-#include "engram_service/io/inline_reader.h"
 #include "engram_service/read/local_rows.h"
 
 namespace twinspark::engram {
 namespace {
 
-constexpr size_t kInlineDepth = 256;
+constexpr uint64_t kLargeTableBytes = uint64_t{1} << 30;
+constexpr double kDefaultCacheGib = 2;
 constexpr int kSampledTokens = 64;
 constexpr auto kSelfTestTimeout = std::chrono::milliseconds(30'000);
 constexpr int kCanaryTokens = 32;
@@ -49,13 +50,7 @@ absl::Status CheckBoundaryRows(const TableSet& tables) {
     for (const int column : tables.columns()) {
       const uint32_t prime = tables.hasher().layer(layer_idx).primes[static_cast<size_t>(column)];
       for (const uint32_t bucket : {0u, prime - 1}) {
-        const RowPlace place = table.Locate(column, bucket);
-        for (int i = 0; i < place.num_pieces; ++i) {
-          const RowPiece& piece = place.pieces[static_cast<size_t>(i)];
-          RETURN_IF_ERROR(ReadExactly(table.fd(), piece.offset,
-                                      std::span(row).subspan(piece.row_byte, piece.bytes),
-                                      table.path()));
-        }
+        RETURN_IF_ERROR(table.ReadRow(column, bucket, row));
         if (HasInvalidCode(std::span(row).first(table.row_weight_bytes()),
                            std::span(row).subspan(table.row_weight_bytes()))) {
           return absl::DataLossError(absl::StrCat(table.path(), ": row ", bucket, " of column ",
@@ -72,13 +67,65 @@ absl::Status CheckBoundaryRows(const TableSet& tables) {
 absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& options) {
   std::shared_ptr<Serving> serving(new Serving);
   ASSIGN_OR_RETURN(serving->tables_, TableSet::Open(options.tables));
-  auto reader = std::make_unique<InlineReader>(kInlineDepth);
-  ASSIGN_OR_RETURN(serving->server_,
-                   RowServer::Start(*serving->tables_, std::move(reader), options.server));
+  uint64_t bytes = 0;
+  for (int i = 0; i < serving->tables_->num_layers(); ++i) {
+    for (const TableFile& file : serving->tables_->table(i).files())
+      bytes += file.bytes;
+  }
+  serving->large_ = bytes >= kLargeTableBytes;
+  const bool direct = options.reader.kind == "uring" || options.reader.kind == "threads" ||
+                      (options.reader.kind == "auto" && serving->large_);
+  if (direct) {
+    TableSetOptions again = options.tables;
+    again.direct = true;
+    ASSIGN_OR_RETURN(serving->tables_, TableSet::Open(again));
+  }
+  ASSIGN_OR_RETURN(auto reader, serving->MakeTableReader(options.reader));
+  ASSIGN_OR_RETURN(auto cache, serving->MakeCache(options.cache_gib));
+  ASSIGN_OR_RETURN(serving->server_, RowServer::Start(*serving->tables_, std::move(reader),
+                                                      std::move(cache), options.server));
   serving->epoch_ = RandomU64();
   RETURN_IF_ERROR(serving->CheckRows());
   ASSIGN_OR_RETURN(serving->canary_, serving->RunCanary());
   return serving;
+}
+
+absl::StatusOr<std::unique_ptr<BlockReader>> Serving::MakeTableReader(const ReaderChoice& choice) {
+  std::vector<int> fds;
+  bool direct = tables_->options().direct;
+  for (int i = 0; i < tables_->num_layers(); ++i) {
+    for (const TableFile& file : tables_->table(i).files()) {
+      fds.push_back(file.fd.get());
+      if (!direct || file.direct) continue;
+      // Served all the same, but memory that the model needs goes to the page cache.
+      compromise_ =
+          absl::StrCat(file.path, ": the file system refuses O_DIRECT, reads are buffered");
+      LOG_WARNING << compromise_;
+    }
+  }
+  ASSIGN_OR_RETURN(MadeReader made, MakeReader(choice, fds, direct));
+  if (!made.why_not_uring.empty()) {
+    compromise_ = made.why_not_uring;
+    LOG_WARNING << made.why_not_uring << "; reading with " << made.reader->name();
+  }
+  return std::move(made.reader);
+}
+
+absl::StatusOr<std::unique_ptr<RowCache>> Serving::MakeCache(double gib) const {
+  if (gib < 0) gib = large_ ? kDefaultCacheGib : 0;
+  if (gib == 0) return nullptr;
+  RowCacheShape shape;
+  shape.heads = static_cast<uint32_t>(tables_->columns().size()) /
+                static_cast<uint32_t>(tables_->shape().max_ngram_size - 1);
+  shape.layers = static_cast<uint32_t>(tables_->num_layers());
+  shape.weight_bytes = tables_->table(0).row_weight_bytes();
+  shape.scale_bytes = tables_->table(0).row_scale_bytes();
+  if (shape.heads * shape.layers > 32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the row cache holds at most 32 rows per n-gram, this model has ",
+                     shape.heads * shape.layers, "; set DSV41_CACHE_GIB=0"));
+  }
+  return RowCache::Create(shape, static_cast<size_t>(gib * (uint64_t{1} << 30)));
 }
 
 absl::Status Serving::CheckRows() {

@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "engram_service/io/make_reader.h"
+#include "engram_service/read/row_cache.h"
 #include "engram_service/read/table_set.h"
 #include "engram_service/shm/row_server.h"
 
@@ -18,6 +20,8 @@ namespace twinspark::engram {
 struct ServingOptions {
   TableSetOptions tables;
   RowServerOptions server;
+  ReaderChoice reader;
+  double cache_gib = -1;  // below 0: 2 for large tables, else none
 };
 
 struct SelfTest {
@@ -33,6 +37,8 @@ class Serving {
 
   const TableSet& tables() const { return *tables_; }
   RowServer& server() const { return *server_; }
+  // What is worse than it should be: O_DIRECT or io_uring refused. Empty when all is well.
+  const std::string& compromise() const { return compromise_; }
   uint64_t epoch() const { return epoch_; }
   const Sha256Digest& expected_canary() const { return canary_; }
   const SelfTest& self_test() const { return self_test_; }
@@ -43,9 +49,13 @@ class Serving {
  private:
   Serving() = default;
   absl::Status CheckRows();
+  absl::StatusOr<std::unique_ptr<BlockReader>> MakeTableReader(const ReaderChoice& choice);
+  absl::StatusOr<std::unique_ptr<RowCache>> MakeCache(double gib) const;
 
   std::unique_ptr<TableSet> tables_;
   std::unique_ptr<RowServer> server_;  // after tables_: goes first
+  bool large_ = false;
+  std::string compromise_;
   uint64_t epoch_ = 0;
   Sha256Digest canary_{};
   SelfTest self_test_;

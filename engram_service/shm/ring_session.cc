@@ -126,37 +126,38 @@ bool RingSession::HasRequests() const {
   return std::atomic_ref<uint64_t>(header().head).load(std::memory_order_seq_cst) != tail_;
 }
 
-bool RingSession::TakeRequests(GatherEngine& engine,
-                               bool draining,
-                               SessionStats& stats,
-                               bool& progress) {
+bool RingSession::TakeRequests(GatherEngine& engine, SessionStats& stats, bool& progress) {
   for (int i = 0; i < kRecordsPerTurn && HasRequests(); ++i) {
     progress = true;
-    if (!TakeOne(engine, draining, stats)) return false;
+    if (!TakeOne(engine, stats)) return false;
   }
   return true;
 }
 
-bool RingSession::TakeOne(GatherEngine& engine, bool draining, SessionStats& stats) {
+// Copies the next record and its payload out of the ring. A skip record is taken as well.
+bool RingSession::TakeRecord(RowRequest& record) {
   const uint64_t available = Load(header().head) - tail_;
   const uint64_t ring_bytes = header_copy_.ring_bytes;
   if (available > ring_bytes || available % kUnit != 0) return false;
   const uint64_t at = tail_ % ring_bytes;
   const uint8_t* ring = control_.data() + header_copy_.ring_offset;
-  Accepted accepted;
-  RowRequest& record = accepted.record;
   memcpy(&record, ring + at, sizeof(record));
-  if (record.op == kRowOpSkip) {
-    if (available < ring_bytes - at) return false;
-    tail_ += ring_bytes - at;
-    Store(header().tail, tail_);
-    return true;
-  }
-  const uint64_t whole = kUnit + RoundUp(record.payload_bytes, kUnit);
+  uint64_t whole = kUnit + RoundUp(record.payload_bytes, kUnit);
+  if (record.op == kRowOpSkip) whole = ring_bytes - at;
   if (whole > available || at + whole > ring_bytes) return false;
-  payload_.assign(ring + at + kUnit, ring + at + kUnit + record.payload_bytes);
+  if (record.op != kRowOpSkip) {
+    payload_.assign(ring + at + kUnit, ring + at + kUnit + record.payload_bytes);
+  }
   tail_ += whole;
   Store(header().tail, tail_);
+  return true;
+}
+
+bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
+  Accepted accepted;
+  RowRequest& record = accepted.record;
+  if (!TakeRecord(record)) return false;
+  if (record.op == kRowOpSkip) return true;
 
   ++stats.requests;
   const bool gather = record.op == kRowOpGather;
@@ -171,7 +172,6 @@ bool RingSession::TakeOne(GatherEngine& engine, bool draining, SessionStats& sta
     return true;
   };
   if (record.attach_epoch != attach_epoch_) return refuse(kRowStaleEpoch);
-  (void)draining;  // attached clients are served until they leave
   if (active_[record.priority] >= kMaxActive[record.priority]) {
     if (!gather) ++stats.dropped_hints;
     return refuse(kRowBusy);

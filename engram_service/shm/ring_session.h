@@ -43,7 +43,7 @@ class RingSession {
 
   // Takes what the ring holds, at most a batch. False: the client broke the protocol and must go.
   // `progress` is set when a record was taken.
-  bool TakeRequests(GatherEngine& engine, bool draining, SessionStats& stats, bool& progress);
+  bool TakeRequests(GatherEngine& engine, SessionStats& stats, bool& progress);
   bool HasRequests() const;
   void SetSleeping(bool sleeping);
   // Thread-safe.
@@ -61,7 +61,8 @@ class RingSession {
   RowCompletion& line(uint32_t index) const {
     return reinterpret_cast<RowCompletion*>(control_.data() + header_copy_.lines_offset)[index];
   }
-  bool TakeOne(GatherEngine& engine, bool draining, SessionStats& stats);
+  bool TakeRecord(RowRequest& record);
+  bool TakeOne(GatherEngine& engine, SessionStats& stats);
   // What a record asks for, checked and hashed; the status says what is wrong with it.
   absl::Status ParsePayload(const RowRequest& record,
                             std::span<const uint8_t> payload,

@@ -58,19 +58,23 @@ struct RowServer::Client {
 
 RowServer::RowServer(const TableSet& tables,
                      std::unique_ptr<BlockReader> reader,
+                     std::unique_ptr<RowCache> cache,
                      RowServerOptions options)
     : tables_(tables),
       options_(std::move(options)),
       reader_(std::move(reader)),
+      cache_(std::move(cache)),
       reader_name_(reader_->name()),
-      engine_(std::make_unique<GatherEngine>(tables, *reader_)),
+      engine_(std::make_unique<GatherEngine>(tables, *reader_, cache_.get())),
       // Attach epochs of different service processes must not be equal by chance.
       next_epoch_(RandomU64() & ~uint64_t{0xffff}) {}
 
 absl::StatusOr<std::unique_ptr<RowServer>> RowServer::Start(const TableSet& tables,
                                                             std::unique_ptr<BlockReader> reader,
+                                                            std::unique_ptr<RowCache> cache,
                                                             const RowServerOptions& options) {
-  std::unique_ptr<RowServer> server(new RowServer(tables, std::move(reader), options));
+  std::unique_ptr<RowServer> server(
+      new RowServer(tables, std::move(reader), std::move(cache), options));
   RETURN_IF_ERROR(server->Listen());
   server->reactor_ = std::thread([raw = server.get()] { raw->Run(); });
   server->heartbeat_ = std::thread([raw = server.get()] { raw->RunHeartbeat(); });
@@ -141,8 +145,7 @@ bool RowServer::Turn() {
   bool progress = TakePosted();
   for (const auto& client : clients_) {
     if (client->session == nullptr || client->dropped) continue;
-    const bool draining = service_state_ == kRowServiceDraining;
-    if (!client->session->TakeRequests(*engine_, draining, session_stats_, progress)) {
+    if (!client->session->TakeRequests(*engine_, session_stats_, progress)) {
       Drop(*client, "broke the ring protocol");
     }
   }
@@ -223,52 +226,42 @@ void RowServer::Accept() {
   clients_.push_back(std::move(client));
 }
 
-// The first message is the handshake; anything after it is the end of the attachment (a closed
-// socket reads as end of file).
-void RowServer::Handshake(Client& client) {
-  RowAttachRequest request;
-  const ssize_t n = recv(client.socket.get(), &request, sizeof(request), MSG_TRUNC);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (client.session != nullptr || n != sizeof(request)) {
-    Drop(client, n == 0 ? "left" : "broke the handshake");
-    return;
-  }
-  std::string refusal;
+// Why an attachment cannot be; empty when it can.
+std::string RowServer::Refusal(const RowAttachRequest& request) const {
   if (request.magic != TWINSPARK_ROW_RING_MAGIC || request.version != TWINSPARK_ROW_RING_VERSION) {
-    refusal = absl::StrCat("ring protocol version ", request.version, "; the service speaks ",
-                           TWINSPARK_ROW_RING_VERSION);
-  } else if (service_state_ == kRowServiceDraining || service_state_ == kRowServiceFailed) {
-    refusal = "the service is draining or has failed";
-  } else if (memcmp(request.model_digest, tables_.model_digest().data(), 32) != 0) {
-    refusal = absl::StrCat("model digest ", Hex(std::span(request.model_digest, 32)),
-                           "; the service has ", Hex(tables_.model_digest()));
-  } else if (request.rank != static_cast<uint32_t>(tables_.options().rank) ||
-             request.world != static_cast<uint32_t>(tables_.options().world)) {
-    refusal = absl::StrCat("rank ", request.rank, " of ", request.world,
-                           "; the service owns columns of rank ", tables_.options().rank, " of ",
-                           tables_.options().world);
-  } else if (request.num_layers != static_cast<uint32_t>(tables_.num_layers()) ||
-             request.num_columns != tables_.columns().size() ||
-             request.row_weight_bytes != tables_.table(0).row_weight_bytes()) {
-    refusal =
-        absl::StrCat(request.num_layers, " layers of ", request.num_columns, " columns of ",
-                     request.row_weight_bytes, " weights; the service has ", tables_.num_layers(),
-                     ", ", tables_.columns().size(), ", ", tables_.table(0).row_weight_bytes());
+    return absl::StrCat("ring protocol version ", request.version, "; the service speaks ",
+                        TWINSPARK_ROW_RING_VERSION);
   }
-  std::unique_ptr<RingSession> session;
-  if (refusal.empty()) {
-    auto created = RingSession::Create(++next_epoch_, tables_, request);
-    if (created.ok()) {
-      session = *std::move(created);
-    } else {
-      refusal = std::string(created.status().message());
-    }
+  if (service_state_ == kRowServiceDraining || service_state_ == kRowServiceFailed) {
+    return "the service is draining or has failed";
   }
+  if (memcmp(request.model_digest, tables_.model_digest().data(), 32) != 0) {
+    return absl::StrCat("model digest ", Hex(std::span(request.model_digest, 32)),
+                        "; the service has ", Hex(tables_.model_digest()));
+  }
+  const TableSetOptions& own = tables_.options();
+  if (request.rank != static_cast<uint32_t>(own.rank) ||
+      request.world != static_cast<uint32_t>(own.world)) {
+    return absl::StrCat("rank ", request.rank, " of ", request.world,
+                        "; the service owns columns of rank ", own.rank, " of ", own.world);
+  }
+  if (request.num_layers != static_cast<uint32_t>(tables_.num_layers()) ||
+      request.num_columns != tables_.columns().size() ||
+      request.row_weight_bytes != tables_.table(0).row_weight_bytes()) {
+    return absl::StrCat(request.num_layers, " layers of ", request.num_columns, " columns of ",
+                        request.row_weight_bytes, " weights; the service has ",
+                        tables_.num_layers(), ", ", tables_.columns().size(), ", ",
+                        tables_.table(0).row_weight_bytes());
+  }
+  return "";
+}
+
+// Sends the reply; an accepted client gets the descriptors of its shared memory with it.
+bool RowServer::SendReply(int socket, const RingSession* session, const std::string& refusal) {
   RowAttachReply reply = {};
   if (session != nullptr) {
     reply = session->reply();
   } else {
-    ++attachments_refused_;
     reply.magic = TWINSPARK_ROW_RING_MAGIC;
     reply.version = TWINSPARK_ROW_RING_VERSION;
     reply.refused = 1;
@@ -289,8 +282,32 @@ void RowServer::Handshake(Client& client) {
     const std::array<int, 3> fds = session->descriptors();
     memcpy(CMSG_DATA(header), fds.data(), sizeof(fds));
   }
-  const bool sent = sendmsg(client.socket.get(), &message, MSG_NOSIGNAL) == sizeof(reply);
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof(reply);
+}
+
+// The first message is the handshake; anything after it is the end of the attachment (a closed
+// socket reads as end of file).
+void RowServer::Handshake(Client& client) {
+  RowAttachRequest request;
+  const ssize_t n = recv(client.socket.get(), &request, sizeof(request), MSG_TRUNC);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (client.session != nullptr || n != sizeof(request)) {
+    Drop(client, n == 0 ? "left" : "broke the handshake");
+    return;
+  }
+  std::string refusal = Refusal(request);
+  std::unique_ptr<RingSession> session;
+  if (refusal.empty()) {
+    auto created = RingSession::Create(++next_epoch_, tables_, request);
+    if (created.ok()) {
+      session = *std::move(created);
+    } else {
+      refusal = std::string(created.status().message());
+    }
+  }
+  const bool sent = SendReply(client.socket.get(), session.get(), refusal);
   if (session == nullptr || !sent) {
+    ++attachments_refused_;
     Drop(client, refusal.empty() ? "left during the handshake" : refusal.c_str());
     return;
   }

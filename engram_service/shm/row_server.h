@@ -54,9 +54,10 @@ struct GatheredRows {
 
 class RowServer {
  public:
-  // `tables` outlives the server.
+  // `tables` outlives the server. `cache` may be null.
   static absl::StatusOr<std::unique_ptr<RowServer>> Start(const TableSet& tables,
                                                           std::unique_ptr<BlockReader> reader,
+                                                          std::unique_ptr<RowCache> cache,
                                                           const RowServerOptions& options);
   ~RowServer();
   RowServer(const RowServer&) = delete;
@@ -79,13 +80,18 @@ class RowServer {
 
  private:
   struct Client;
-  RowServer(const TableSet& tables, std::unique_ptr<BlockReader> reader, RowServerOptions options);
+  RowServer(const TableSet& tables,
+            std::unique_ptr<BlockReader> reader,
+            std::unique_ptr<RowCache> cache,
+            RowServerOptions options);
 
   absl::Status Listen();
   void Run();    // reactor thread
   bool Turn();   // one pass; whether anything was done
   void Sleep();  // until something happens
   void Accept();
+  std::string Refusal(const RowAttachRequest& request) const;
+  static bool SendReply(int socket, const RingSession* session, const std::string& refusal);
   void Handshake(Client& client);
   void Drop(Client& client, const char* why);
   void RemoveDropped();
@@ -98,6 +104,7 @@ class RowServer {
   const TableSet& tables_;
   const RowServerOptions options_;
   std::unique_ptr<BlockReader> reader_;
+  std::unique_ptr<RowCache> cache_;
   const std::string reader_name_;
   std::unique_ptr<GatherEngine> engine_;
   std::string socket_name_;

@@ -55,7 +55,8 @@ uint64_t Generation(const Sha256Digest& index_digest,
 
 absl::StatusOr<std::unique_ptr<NativeTable>> NativeTable::Open(const Checkpoint& checkpoint,
                                                                const EngramShape& shape,
-                                                               const LayerHash& layer) {
+                                                               const LayerHash& layer,
+                                                               bool direct) {
   const std::string name = absl::StrCat("layers.", layer.layer_id, ".engram.embed.");
   ASSIGN_OR_RETURN(const StoredTensor* weight,
                    FindTensor(checkpoint, name + "weight", StoredType::kF8E4M3, layer.num_rows,
@@ -74,13 +75,11 @@ absl::StatusOr<std::unique_ptr<NativeTable>> NativeTable::Open(const Checkpoint&
   table->num_rows_ = layer.num_rows;
   table->row_weight_bytes_ = static_cast<uint32_t>(shape.row_weight_bytes());
   table->row_scale_bytes_ = static_cast<uint32_t>(shape.row_scale_bytes());
-  table->path_ = file.path();
-  table->file_bytes_ = static_cast<uint64_t>(file.file_bytes());
+  ASSIGN_OR_RETURN(TableFile opened, OpenTableFile(file.path(), direct));
+  table->files_.push_back(std::move(opened));
   table->weight_offset_ = static_cast<uint64_t>(weight->offset);
   table->scale_offset_ = static_cast<uint64_t>(scale->offset);
   table->offsets_ = layer.offsets;
-  table->fd_ = Fd(open(file.path().c_str(), O_RDONLY | O_CLOEXEC));
-  if (!table->fd_.valid()) return ErrnoStatus(errno, file.path());
 
   const std::string index_path = checkpoint.dir() + "/model.safetensors.index.json";
   if (FileExists(index_path)) {

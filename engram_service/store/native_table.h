@@ -17,10 +17,11 @@ namespace twinspark::engram {
 
 class NativeTable : public RowTable {
  public:
-  // Checks dtypes, shapes and offsets against the configuration.
+  // Checks dtypes, shapes and offsets against the configuration. `direct`: past the page cache.
   static absl::StatusOr<std::unique_ptr<NativeTable>> Open(const Checkpoint& checkpoint,
                                                            const EngramShape& shape,
-                                                           const LayerHash& layer);
+                                                           const LayerHash& layer,
+                                                           bool direct);
 
   std::string_view tier() const override { return "native"; }
   bool HasColumn(int column) const override {

@@ -90,11 +90,12 @@ absl::StatusOr<PackedFile> ReadPackedFile(int fd, const std::string& path) {
 absl::StatusOr<std::unique_ptr<PackedTable>> PackedTable::Open(const std::string& path,
                                                                const Hasher& hasher,
                                                                int layer_idx,
-                                                               const std::vector<int>& columns) {
+                                                               const std::vector<int>& columns,
+                                                               bool direct) {
   std::unique_ptr<PackedTable> table(new PackedTable);
-  table->fd_ = Fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!table->fd_.valid()) return ErrnoStatus(errno, path);
-  ASSIGN_OR_RETURN(PackedFile file, ReadPackedFile(table->fd_.get(), path));
+  const Fd plain(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!plain.valid()) return ErrnoStatus(errno, path);
+  ASSIGN_OR_RETURN(PackedFile file, ReadPackedFile(plain.get(), path));
   const LayerHash& layer = hasher.layer(layer_idx);
   const absl::Status fits = CheckAgainstModel(file.layout, hasher, layer, columns);
   if (!fits.ok()) return Named(path, fits);
@@ -105,8 +106,8 @@ absl::StatusOr<std::unique_ptr<PackedTable>> PackedTable::Open(const std::string
   table->num_rows_ = h.table_rows;
   table->row_weight_bytes_ = h.row_weight_bytes;
   table->row_scale_bytes_ = h.row_scale_bytes;
-  table->path_ = path;
-  table->file_bytes_ = h.file_bytes;
+  ASSIGN_OR_RETURN(TableFile opened, OpenTableFile(path, direct));
+  table->files_.push_back(std::move(opened));
   table->first_page_.assign(layer.primes.size(), kAbsent);
   for (const PackedSegment& segment : table->layout_.segments) {
     table->first_page_[segment.column] = segment.first_page;

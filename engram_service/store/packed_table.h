@@ -21,7 +21,8 @@ class PackedTable : public RowTable {
   static absl::StatusOr<std::unique_ptr<PackedTable>> Open(const std::string& path,
                                                            const Hasher& hasher,
                                                            int layer_idx,
-                                                           const std::vector<int>& columns);
+                                                           const std::vector<int>& columns,
+                                                           bool direct);
 
   std::string_view tier() const override { return "packed"; }
   bool HasColumn(int column) const override {

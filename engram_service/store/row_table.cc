@@ -1,7 +1,16 @@
-// The check every served row passes.
+// What every format shares: opening files, the check every served row passes, single rows.
 #include "engram_service/store/row_table.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/status_macros.h"
 
 namespace twinspark::engram {
 
@@ -23,6 +32,50 @@ bool HasInvalidCode(std::span<const uint8_t> weights, std::span<const uint8_t> s
   for (const uint8_t scale : scales)
     invalid = invalid || scale == 255;
   return invalid;
+}
+
+absl::StatusOr<TableFile> OpenTableFile(const std::string& path, bool direct) {
+  TableFile file;
+  file.path = path;
+  if (direct) {
+    file.fd = Fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+    file.direct = file.fd.valid();
+  }
+  if (!file.fd.valid()) file.fd = Fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.fd.valid()) return ErrnoStatus(errno, path);
+  // Rows lie anywhere: reading ahead would only push other things out of memory.
+  if (!file.direct) posix_fadvise(file.fd.get(), 0, 0, POSIX_FADV_RANDOM);
+  ASSIGN_OR_RETURN(file.bytes, FileSize(file.fd.get(), path));
+  return file;
+}
+
+absl::Status RowTable::ReadRow(int column, uint32_t bucket, std::span<uint8_t> row) const {
+  const RowPlace place = Locate(column, bucket);
+  for (int i = 0; i < place.num_pieces; ++i) {
+    const RowPiece& piece = place.pieces[static_cast<size_t>(i)];
+    const TableFile& from = file(piece.file_idx);
+    // Whole blocks into an aligned buffer: the file may be open with O_DIRECT.
+    alignas(kBlockBytes) uint8_t buffer[3 * kBlockBytes];
+    const uint64_t begin = piece.offset / kBlockBytes * kBlockBytes;
+    const uint64_t end = (piece.offset + piece.bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    for (uint64_t at = begin; at < end; at += kBlockBytes) {
+      std::span<uint8_t> block(buffer + (at - begin), kBlockBytes);
+      const ssize_t n = pread(from.fd.get(), block.data(), kBlockBytes, static_cast<off_t>(at));
+      if (n < 0) return ErrnoStatus(errno, absl::StrCat(from.path, " at ", at));
+      if (at + static_cast<uint64_t>(n) < std::min(piece.offset + piece.bytes, at + kBlockBytes)) {
+        return absl::DataLossError(
+            absl::StrCat(from.path, " ends at ", at + static_cast<uint64_t>(n)));
+      }
+      if (static_cast<size_t>(n) == kBlockBytes) {
+        const absl::Status checked = CheckBlock(at / kBlockBytes, block);
+        if (!checked.ok()) {
+          return absl::Status(checked.code(), absl::StrCat(from.path, ": ", checked.message()));
+        }
+      }
+    }
+    memcpy(&row[piece.row_byte], buffer + (piece.offset - begin), piece.bytes);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace twinspark::engram

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "engram_service/store/file_io.h"
 #include "engram_service/store/sha256.h"
@@ -27,7 +28,19 @@ struct RowPiece {
   uint64_t offset = 0;  // in the file
   uint16_t bytes = 0;
   uint16_t row_byte = 0;  // where they go in the row: weights first, then scales
+  uint16_t file_idx = 0;  // which of the table's files
 };
+
+// A file of a table, open for reading.
+struct TableFile {
+  std::string path;
+  Fd fd;
+  uint64_t bytes = 0;
+  bool direct = false;  // opened with O_DIRECT
+};
+
+// Opens for reading; with `direct` past the page cache where the file system allows it.
+absl::StatusOr<TableFile> OpenTableFile(const std::string& path, bool direct);
 
 struct RowPlace {
   std::array<RowPiece, 2> pieces;
@@ -43,9 +56,9 @@ class RowTable {
   uint32_t row_bytes() const { return row_weight_bytes_ + row_scale_bytes_; }
   uint32_t row_weight_bytes() const { return row_weight_bytes_; }
   uint32_t row_scale_bytes() const { return row_scale_bytes_; }
-  const std::string& path() const { return path_; }
-  int fd() const { return fd_.get(); }
-  uint64_t file_bytes() const { return file_bytes_; }
+  const std::vector<TableFile>& files() const { return files_; }
+  const TableFile& file(size_t file_idx) const { return files_[file_idx]; }
+  const std::string& path() const { return files_.front().path; }
   // Identifies the content: what the source file's header and index say (engram.md 3.3).
   const Sha256Digest& digest() const { return digest_; }
   virtual std::string_view tier() const = 0;  // "native", "packed" or "compat"
@@ -57,14 +70,15 @@ class RowTable {
   // Checks a whole block as it came from the disk (packed pages carry checksums and identity).
   virtual absl::Status CheckBlock(uint64_t block_idx, std::span<const uint8_t> block) const = 0;
 
+  // One row with plain reads, for tools and start-up checks.
+  absl::Status ReadRow(int column, uint32_t bucket, std::span<uint8_t> row) const;
+
  protected:
   int layer_id_ = 0;
   uint64_t num_rows_ = 0;
   uint32_t row_weight_bytes_ = 0;
   uint32_t row_scale_bytes_ = 0;
-  std::string path_;
-  Fd fd_;
-  uint64_t file_bytes_ = 0;
+  std::vector<TableFile> files_;  // at least one after Open
   Sha256Digest digest_{};
 };
 

@@ -59,7 +59,7 @@ class HostileClientTest : public ::testing::Test {
     bool kept = true;
     for (bool progress = true; kept && progress;) {
       progress = false;
-      kept = session_->TakeRequests(engine, false, stats, progress);
+      kept = session_->TakeRequests(engine, stats, progress);
       while (!engine.idle())
         engine.Poll(true);
     }

@@ -86,7 +86,7 @@ class ServiceProcess {
       if (never_reads) reader = std::make_unique<NeverReader>();
       engram::RowServerOptions options;
       options.socket = socket_;
-      auto server = engram::RowServer::Start(tables, std::move(reader), options);
+      auto server = engram::RowServer::Start(tables, std::move(reader), nullptr, options);
       const char ok = server.ok() ? 1 : 0;
       if (write(ready[1], &ok, 1) != 1) _exit(1);
       for (;;)

@@ -110,6 +110,9 @@ class Checker {
   void CheckRanges(const LayerHash& layer, const json::object& ranges);
   void CheckCompat(const json::object& want);
   void CheckPackedPage(const json::object& want);
+  void CheckPages(const json::object& want,
+                  const engram::PackedLayout& layout,
+                  const std::vector<uint8_t>& data);
   void CheckTinyFile(const json::object& want,
                      const engram::PackedLayout& layout,
                      const std::vector<uint8_t>& data);
@@ -853,6 +856,22 @@ void Checker::CheckPackedPage(const json::object& want) {
     engram::BuildPage(layout, page, weights, scales,
                       std::span(data).subspan(page * engram::kPageBytes, engram::kPageBytes));
   }
+  CheckPages(want, layout, data);
+  Equal("packed_page.data_region_sha256", Hex(engram::Sha256Of(data)),
+        Text(want.at("data_region_sha256")));
+  snprintf(hex, sizeof(hex), "%08x", engram::Crc32c(data));
+  Equal("packed_page.data_region_crc32c", std::string(hex), Text(want.at("data_region_crc32c")));
+  if (want.contains("tiny_file")) CheckTinyFile(want.at("tiny_file").as_object(), layout, data);
+  if (want.contains("compat_header_example")) {
+    const std::string compat = Text(want.at("compat_header_example").at("hex"));
+    Record("packed_page.compat_header",
+           BytesOfHex(compat).size() == 48 && compat.starts_with("44535631454e3431"));
+  }
+}
+
+void Checker::CheckPages(const json::object& want,
+                         const engram::PackedLayout& layout,
+                         const std::vector<uint8_t>& data) {
   for (const auto& item : want.at("pages").as_array()) {
     const auto index = item.at("index").to_number<uint64_t>();
     const std::string name = "packed_page.page " + std::to_string(index) + " ";
@@ -877,16 +896,6 @@ void Checker::CheckPackedPage(const json::object& want) {
            bucket % engram::kRowsPerPage == item.at("slot").to_number<uint64_t>();
     }
     Record("packed_page.lookup " + json::serialize(item), ok);
-  }
-  Equal("packed_page.data_region_sha256", Hex(engram::Sha256Of(data)),
-        Text(want.at("data_region_sha256")));
-  snprintf(hex, sizeof(hex), "%08x", engram::Crc32c(data));
-  Equal("packed_page.data_region_crc32c", std::string(hex), Text(want.at("data_region_crc32c")));
-  if (want.contains("tiny_file")) CheckTinyFile(want.at("tiny_file").as_object(), layout, data);
-  if (want.contains("compat_header_example")) {
-    const std::string compat = Text(want.at("compat_header_example").at("hex"));
-    Record("packed_page.compat_header",
-           BytesOfHex(compat).size() == 48 && compat.starts_with("44535631454e3431"));
   }
 }
 

@@ -1,0 +1,100 @@
+// Parsing and progress of the tools.
+#include "engram_service/tools/tool_flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "common/exit_codes.h"
+
+namespace twinspark::engram {
+namespace {
+
+constexpr int64_t kLineEveryMs = 5000;
+constexpr int64_t kTerminalEveryMs = 200;
+
+int64_t NowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+absl::StatusOr<ToolFlags> ToolFlags::Parse(int argc,
+                                           char** argv,
+                                           std::set<std::string> values,
+                                           std::set<std::string> switches) {
+  ToolFlags flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (switches.count(name) != 0) {
+      flags.given_[name] = "";
+    } else if (values.count(name) != 0 && i + 1 < argc) {
+      flags.given_[name] = argv[++i];
+    } else {
+      std::string known;
+      for (const std::string& flag : values)
+        absl::StrAppend(&known, " ", flag, " VALUE");
+      for (const std::string& flag : switches)
+        absl::StrAppend(&known, " ", flag);
+      return absl::InvalidArgumentError(absl::StrCat("cannot use '", name, "'; flags are:", known));
+    }
+  }
+  return flags;
+}
+
+std::string ToolFlags::Text(const std::string& name, const std::string& otherwise) const {
+  const auto it = given_.find(name);
+  return it == given_.end() ? otherwise : it->second;
+}
+
+absl::StatusOr<int64_t> ToolFlags::Int(const std::string& name, int64_t otherwise) const {
+  if (!Has(name)) return otherwise;
+  const std::string text = Text(name);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " '", text, "' is not a whole number"));
+  }
+  return value;
+}
+
+int ToolFailure(const std::string& program, const absl::Status& status) {
+  fprintf(stderr, "%s: %s\n", program.c_str(), std::string(status.message()).c_str());
+  if (absl::IsInvalidArgument(status)) return kExitBadConfig;
+  return absl::IsResourceExhausted(status) ? kExitNoMemory : kExitBadData;
+}
+
+void ProgressLine::Update(const std::string& phase, uint64_t done, uint64_t total, bool is_bytes) {
+  const int64_t now = NowMs();
+  if (phase != phase_) {
+    phase_ = phase;
+    phase_began_ms_ = now;
+    printed_ms_ = now;
+    on_terminal_ = isatty(STDERR_FILENO) != 0;
+    return;
+  }
+  if (now - printed_ms_ < (on_terminal_ ? kTerminalEveryMs : kLineEveryMs)) return;
+  printed_ms_ = now;
+  const double seconds = static_cast<double>(now - phase_began_ms_) / 1000;
+  const double rate = static_cast<double>(done) / std::max(seconds, 0.001);
+  const double left = static_cast<double>(total - std::min(done, total)) / std::max(rate, 1.0);
+  fprintf(stderr, "%s%s %s %3.0f %%", on_terminal_ ? "\r" : "", what_.c_str(), phase.c_str(),
+          100.0 * static_cast<double>(done) / static_cast<double>(std::max<uint64_t>(total, 1)));
+  if (is_bytes) fprintf(stderr, ", %.0f MB/s", rate / 1e6);
+  fprintf(stderr, ", %.0f s left%s", left, on_terminal_ ? "   " : "\n");
+  line_open_ = on_terminal_;
+}
+
+ProgressLine::~ProgressLine() {
+  if (line_open_) fprintf(stderr, "\n");
+}
+
+}  // namespace twinspark::engram

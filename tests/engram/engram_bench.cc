@@ -1,0 +1,397 @@
+// The row service against the drive: random reads beside fio's on the same file, a decode step, a
+// prefill chunk, rows from the cache, and what the service adds to the library. Tables: packed
+// files of a model directory, best far larger than memory (synth_table, pack_rows).
+//
+//   engram_bench --dir MODEL --packed DIR [--depth 32] [--seconds 3] [--fio 1]
+//   engram_bench --smoke      a tiny table of its own, everything once
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "absl/status/status.h"
+
+#include "boost/json.hpp"
+#include "common/check.h"
+#include "common/file_util.h"
+#include "common/safetensors.h"
+#include "common/testing/seeded_rng.h"
+#include "engram_service/io/inline_reader.h"
+#include "engram_service/io/make_reader.h"
+#include "engram_service/read/gather_engine.h"
+#include "engram_service/read/local_rows.h"
+#include "engram_service/shm/row_server.h"
+#include "engram_service/store/native_table.h"
+#include "engram_service/store/row_table_writer.h"
+#include "engram_service/store/synthetic.h"
+#include "shard_worker/engram/ring_client.h"
+
+namespace twinspark::engram {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Micros(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+double Quantile(std::vector<double> values, double q) {
+  CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  return values[std::min(values.size() - 1,
+                         static_cast<size_t>(q * static_cast<double>(values.size())))];
+}
+
+struct Options {
+  std::string dir;
+  std::string packed;
+  size_t depth = 32;
+  double seconds = 3;
+  bool fio = true;
+  bool smoke = false;
+};
+
+std::vector<int> Fds(const TableSet& tables) {
+  std::vector<int> fds;
+  for (int i = 0; i < tables.num_layers(); ++i) {
+    for (const TableFile& file : tables.table(i).files())
+      fds.push_back(file.fd.get());
+  }
+  return fds;
+}
+
+std::unique_ptr<BlockReader> Reader(const TableSet& tables, size_t depth) {
+  auto made = MakeReader({"auto", depth, 96}, Fds(tables), true);
+  CHECK(made.ok()) << made.status();
+  return std::move(made->reader);
+}
+
+// Reads per second of random blocks of the first table at constant depth.
+double RandomReads(const TableSet& tables, const Options& options, SeededRng& rng) {
+  const auto reader = Reader(tables, options.depth);
+  const TableFile& file = tables.table(0).file(0);
+  const auto blocks = static_cast<int64_t>(file.bytes / kBlockBytes);
+  uint64_t finished = 0;
+  const auto begin = Clock::now();
+  std::array<BlockDone, 64> done;
+  while (Micros(begin) < options.seconds * 1e6) {
+    while (reader->in_flight() < reader->depth()) {
+      reader->Submit(
+          {file.fd.get(), static_cast<uint64_t>(rng.Int(0, blocks - 1)), kBlockBytes, 0});
+    }
+    reader->Flush();
+    const size_t count = reader->Reap(done, true);
+    for (size_t i = 0; i < count; ++i)
+      reader->Release(done[i].buffer);
+    finished += count;
+  }
+  const double seconds = Micros(begin) / 1e6;
+  while (reader->in_flight() > 0) {
+    const size_t count = reader->Reap(done, true);
+    for (size_t i = 0; i < count; ++i)
+      reader->Release(done[i].buffer);
+  }
+  return static_cast<double>(finished) / seconds;
+}
+
+// fio's figure for the same file, depth and kind of read; 0 when fio is not installed.
+double FioReads(const TableSet& tables, const Options& options) {
+  char command[1024];
+  snprintf(command, sizeof(command),
+           "fio --name=rows --filename=%s --readonly --rw=randread --bs=4k --direct=1 "
+           "--ioengine=io_uring --fixedbufs --registerfiles --iodepth=%zu --time_based "
+           "--runtime=%.0f --norandommap --output-format=json 2>/dev/null",
+           tables.table(0).path().c_str(), options.depth, std::max(1.0, options.seconds));
+  FILE* pipe = popen(command, "r");
+  if (pipe == nullptr) return 0;
+  std::string text;
+  char buffer[4096];
+  size_t n;
+  while ((n = fread(buffer, 1, sizeof(buffer), pipe)) > 0)
+    text.append(buffer, n);
+  pclose(pipe);
+  boost::system::error_code error;
+  const size_t start = text.find('{');
+  if (start == std::string::npos) return 0;
+  const boost::json::value value = boost::json::parse(text.substr(start), error);
+  if (error) return 0;
+  return value.at("jobs").at(0).at("read").at("iops").to_number<double>();
+}
+
+std::vector<int32_t> RandomIds(const TableSet& tables, SeededRng& rng, size_t count) {
+  std::vector<int32_t> ids(count);
+  for (auto& id : ids)
+    id = static_cast<int32_t>(rng.Int(0, tables.shape().vocab_size - 1));
+  return ids;
+}
+
+struct Destination {
+  Destination(const TableSet& tables, size_t tokens) {
+    for (int i = 0; i < tables.num_layers(); ++i) {
+      const size_t rows = tokens * tables.columns().size();
+      bytes[static_cast<size_t>(i)].resize(rows * tables.table(i).row_bytes());
+      places[static_cast<size_t>(i)] = {
+          bytes[static_cast<size_t>(i)].data(),
+          bytes[static_cast<size_t>(i)].data() + rows * tables.table(i).row_weight_bytes()};
+    }
+  }
+  std::array<std::vector<uint8_t>, kMaxLayers> bytes;
+  std::array<GatherJob::Destination, kMaxLayers> places;
+};
+
+// One gather through the engine, until the last row.
+void Gather(GatherEngine& engine,
+            const TableSet& tables,
+            const std::vector<int32_t>& ids,
+            const Destination& destination,
+            int priority) {
+  GatherJob job;
+  job.windows.resize(ids.size());
+  CHECK(tables.hasher().Windows(ids, 0, {}, job.windows).ok());
+  job.layers = (1u << tables.num_layers()) - 1;
+  job.priority = priority;
+  job.destinations = destination.places;
+  bool ok = true;
+  job.done = [&ok](int, GatherStatus status, const std::string&) {
+    ok = ok && status == GatherStatus::kOk;
+  };
+  engine.Start(std::move(job));
+  while (!engine.idle())
+    engine.Poll(true);
+  CHECK(ok);
+}
+
+// A batch of `count` random reads at once, and single reads while `count` are kept in flight.
+std::pair<double, double> RawBatch(const TableSet& tables,
+                                   size_t count,
+                                   int rounds,
+                                   SeededRng& rng) {
+  const auto reader = Reader(tables, std::max<size_t>(count, 8));
+  const TableFile& file = tables.table(0).file(0);
+  const auto blocks = static_cast<int64_t>(file.bytes / kBlockBytes);
+  std::vector<double> batches;
+  std::vector<double> singles;
+  std::array<BlockDone, 64> done;
+  for (int round = 0; round < rounds; ++round) {
+    const auto begin = Clock::now();
+    for (size_t i = 0; i < count; ++i) {
+      reader->Submit(
+          {file.fd.get(), static_cast<uint64_t>(rng.Int(0, blocks - 1)), kBlockBytes, 0});
+    }
+    reader->Flush();
+    size_t finished = 0;
+    while (finished < count) {
+      const size_t reaped = reader->Reap(done, true);
+      for (size_t i = 0; i < reaped; ++i) {
+        reader->Release(done[i].buffer);
+        singles.push_back(Micros(begin));
+      }
+      finished += reaped;
+    }
+    batches.push_back(Micros(begin));
+  }
+  return {Quantile(batches, 0.5), Quantile(singles, 0.5)};
+}
+
+void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng) {
+  std::vector<double> ours;
+  std::vector<double> fio;
+  // Alternating, so that what else the machine does falls on both.
+  for (int i = 0; i < (options.smoke ? 1 : 3); ++i) {
+    ours.push_back(RandomReads(tables, options, rng));
+    if (options.fio) fio.push_back(FioReads(tables, options));
+  }
+  const double reads = Quantile(ours, 0.5);
+  const double reference = fio.empty() ? 0 : Quantile(fio, 0.5);
+  printf("random reads, depth %zu: %.0f /s; fio %.0f /s; ratio %.3f\n", options.depth, reads,
+         reference, reference > 0 ? reads / reference : 0.0);
+
+  // A prefill chunk: reads per second of its distinct blocks.
+  const size_t tokens = options.smoke ? 64 : 2048;
+  const auto reader = Reader(tables, options.depth);
+  GatherEngine engine(tables, *reader);
+  const Destination destination(tables, tokens);
+  std::vector<double> rates;
+  for (int i = 0; i < (options.smoke ? 1 : 5); ++i) {
+    const uint64_t before = engine.stats().reads;
+    const auto begin = Clock::now();
+    Gather(engine, tables, RandomIds(tables, rng, tokens), destination, 1);
+    rates.push_back(static_cast<double>(engine.stats().reads - before) / Micros(begin) * 1e6);
+  }
+  const double rate = Quantile(rates, 0.5);
+  printf("chunk of %zu tokens: %.0f reads/s, %.3f of the random reads\n", tokens, rate,
+         rate / reads);
+}
+
+void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng) {
+  const int rounds = options.smoke ? 5 : 2000;
+  const size_t rows = tables.columns().size() * static_cast<size_t>(tables.num_layers());
+  const auto reader = Reader(tables, std::max<size_t>(options.depth, rows));
+  GatherEngine engine(tables, *reader);
+  const Destination destination(tables, 1);
+  std::vector<double> gathers;
+  for (int i = 0; i < rounds; ++i) {
+    const std::vector<int32_t> ids = RandomIds(tables, rng, 1);
+    const auto begin = Clock::now();
+    Gather(engine, tables, ids, destination, 0);
+    gathers.push_back(Micros(begin));
+  }
+  const auto [batch, single] = RawBatch(tables, rows, rounds, rng);
+  const double p50 = Quantile(gathers, 0.5);
+  printf(
+      "decode gather of 1 token, %zu rows: p50 %.0f us, p99 %.0f us; %zu raw reads at once: last "
+      "one p50 %.0f us, any one p50 %.0f us; ratio %.2f of the last\n",
+      rows, p50, Quantile(gathers, 0.99), rows, batch, single, p50 / batch);
+}
+
+void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) {
+  RowCacheShape shape;
+  shape.heads = static_cast<uint32_t>(tables.columns().size()) /
+                static_cast<uint32_t>(tables.shape().max_ngram_size - 1);
+  shape.layers = static_cast<uint32_t>(tables.num_layers());
+  shape.weight_bytes = tables.table(0).row_weight_bytes();
+  shape.scale_bytes = tables.table(0).row_scale_bytes();
+  const size_t tokens = options.smoke ? 64 : 2048;
+  auto cache = RowCache::Create(shape, size_t{options.smoke ? 8u : 64u} << 20);
+  CHECK(cache.ok()) << cache.status();
+  const auto reader = Reader(tables, options.depth);
+  GatherEngine engine(tables, *reader, cache->get());
+  const Destination destination(tables, tokens);
+  const std::vector<int32_t> ids = RandomIds(tables, rng, tokens);
+  Gather(engine, tables, ids, destination, 1);
+  const uint64_t reads = engine.stats().reads;
+  std::vector<double> rates;
+  const size_t rows = tokens * tables.columns().size() * static_cast<size_t>(tables.num_layers());
+  for (int i = 0; i < (options.smoke ? 1 : 20); ++i) {
+    const auto begin = Clock::now();
+    Gather(engine, tables, ids, destination, 1);
+    rates.push_back(static_cast<double>(rows) / Micros(begin));
+  }
+  printf("rows from the cache: %.1f M rows/s/core (%llu reads meanwhile)\n", Quantile(rates, 0.5),
+         static_cast<unsigned long long>(engine.stats().reads - reads));
+}
+
+// The same decode gather through shared memory and the reactor, rows in the cache in both cases.
+void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
+  const int rounds = options.smoke ? 5 : 20000;
+  const std::vector<int32_t> ids = RandomIds(tables, rng, 1);
+  InlineReader reader(64);
+  GatherEngine engine(tables, reader);
+  const Destination destination(tables, 1);
+  std::vector<double> library;
+  for (int i = 0; i < rounds; ++i) {
+    const auto begin = Clock::now();
+    Gather(engine, tables, ids, destination, 0);
+    library.push_back(Micros(begin));
+  }
+  auto server = RowServer::Start(tables, std::make_unique<InlineReader>(64), nullptr, {});
+  CHECK(server.ok()) << server.status();
+  RowAttachRequest request = {};
+  request.max_round_rows = 6;
+  request.max_chunk_rows = 64;
+  request.rank = static_cast<uint32_t>(tables.options().rank);
+  request.world = static_cast<uint32_t>(tables.options().world);
+  request.num_layers = static_cast<uint32_t>(tables.num_layers());
+  request.num_columns = static_cast<uint32_t>(tables.columns().size());
+  request.row_weight_bytes = tables.table(0).row_weight_bytes();
+  memcpy(request.model_digest, tables.model_digest().data(), 32);
+  auto client = RingClient::Attach((*server)->socket_name(), request, {});
+  CHECK(client.ok()) << client.status();
+  std::vector<double> ring;
+  RowRange range;
+  range.ids = ids;
+  for (int i = 0; i < rounds; ++i) {
+    const auto begin = Clock::now();
+    CHECK((*client)->Submit(std::span(&range, 1), RowClass::kDecode).ok());
+    for (int layer = 0; layer < tables.num_layers(); ++layer)
+      CHECK((*client)->Wait(layer).ok());
+    ring.push_back(Micros(begin));
+  }
+  printf(
+      "decode gather from memory: library p50 %.1f us, through the service p50 %.1f us (p99 "
+      "%.1f), overhead %.1f us\n",
+      Quantile(library, 0.5), Quantile(ring, 0.5), Quantile(ring, 0.99),
+      Quantile(ring, 0.5) - Quantile(library, 0.5));
+}
+
+// A packed table of a few MiB in a temporary directory.
+absl::Status MakeTinyTable(const std::string& dir) {
+  const auto config = ReadFile(TWINSPARK_DEMO_MODEL "/config.json", size_t{1} << 20);
+  if (!config.ok()) return config.status();
+  EngramShape shape;
+  shape.layer_ids = {1, 4};
+  shape.max_ngram_size = 4;
+  shape.num_heads = 8;
+  shape.head_dim = 256;
+  shape.bucket_start = 200;
+  shape.num_classes = 3449;
+  shape.pad_token_id = 2;
+  shape.vocab_size = 4096;
+  return WriteSyntheticModel(dir, shape, *config);
+}
+
+int Run(Options options) {
+  std::string temporary;
+  if (options.smoke) {
+    temporary = (std::filesystem::temp_directory_path() / "engram_bench_XXXXXX").string();
+    CHECK(mkdtemp(temporary.data()) != nullptr);
+    CHECK(MakeTinyTable(temporary).ok());
+    options.dir = temporary;
+    options.seconds = 0.05;
+    options.fio = false;
+  }
+  {
+    TableSetOptions open = {options.dir, "", 0, 2};
+    open.packed_dir = options.packed;
+    open.direct = true;
+    const auto tables = TableSet::Open(open);
+    CHECK(tables.ok()) << tables.status();
+    const uint64_t seed = TestSeed(61);
+    SeededRng rng(seed);
+    printf("tier %s, %.2f GiB a file, reader %s\n", std::string((*tables)->tier()).c_str(),
+           static_cast<double>((*tables)->table(0).file(0).bytes) / (1 << 30),
+           Reader(**tables, options.depth)->name().c_str());
+    BenchReads(**tables, options, rng);
+    BenchDecode(**tables, options, rng);
+    BenchCache(**tables, options, rng);
+    BenchRing(**tables, options, rng);
+  }
+  if (!temporary.empty()) std::filesystem::remove_all(temporary);
+  return 0;
+}
+
+}  // namespace
+}  // namespace twinspark::engram
+
+int main(int argc, char** argv) {
+  twinspark::engram::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const std::string value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--smoke") {
+      options.smoke = true;
+      continue;
+    }
+    if (flag == "--dir") options.dir = value;
+    if (flag == "--packed") options.packed = value;
+    if (flag == "--depth") options.depth = std::stoul(value);
+    if (flag == "--seconds") options.seconds = std::stod(value);
+    if (flag == "--fio") options.fio = value != "0";
+    ++i;
+  }
+  if (!options.smoke && options.dir.empty()) {
+    fprintf(stderr, "engram_bench --dir MODEL --packed DIR, or --smoke\n");
+    return 2;
+  }
+  return twinspark::engram::Run(options);
+}

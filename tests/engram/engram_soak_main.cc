@@ -1,0 +1,216 @@
+// engram_soak --seconds N [--clients K] [--seed S]: one service process, clients that attach, ask
+// for rows, check every row against the engine, and leave or are killed at random moments. At the
+// end the service must hold as many descriptors and as much memory as after its first clients. Exit
+// 0 only if no row was wrong and nothing leaked.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/check.h"
+#include "common/testing/seeded_rng.h"
+#include "engram_service/io/inline_reader.h"
+#include "engram_service/read/local_rows.h"
+#include "engram_service/read/row_cache.h"
+#include "engram_service/shm/row_server.h"
+#include "shard_worker/engram/ring_client.h"
+
+namespace twinspark::engram {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kExitGood = 0;
+constexpr int kExitWrongRows = 3;
+constexpr int kExitServiceLost = 4;
+
+RowAttachRequest AttachRequest(const TableSet& tables, SeededRng& rng) {
+  RowAttachRequest request = {};
+  request.max_round_rows = static_cast<uint32_t>(rng.Int(1, 48));
+  request.max_chunk_rows = request.max_round_rows + static_cast<uint32_t>(rng.Int(0, 600));
+  request.rank = static_cast<uint32_t>(tables.options().rank);
+  request.world = static_cast<uint32_t>(tables.options().world);
+  request.num_layers = static_cast<uint32_t>(tables.num_layers());
+  request.num_columns = static_cast<uint32_t>(tables.columns().size());
+  request.row_weight_bytes = tables.table(0).row_weight_bytes();
+  memcpy(request.model_digest, tables.model_digest().data(), 32);
+  return request;
+}
+
+// Asks and compares until it has had enough or is killed.
+int RunClient(const TableSet& tables, const std::string& socket, uint64_t seed) {
+  SeededRng rng(seed);
+  const RowAttachRequest request = AttachRequest(tables, rng);
+  // A full house refuses by closing; the parent starts another client later.
+  const auto client = RingClient::Attach(socket, request, {});
+  if (!client.ok()) return kExitGood;
+  const auto reference = LocalRows::Over(tables);
+  for (int64_t round = rng.Int(1, 200); round > 0; --round) {
+    std::vector<int32_t> ids(static_cast<size_t>(rng.Int(1, request.max_chunk_rows)));
+    for (auto& id : ids)
+      id = static_cast<int32_t>(rng.Int(0, rng.OneIn(2) ? 50 : 4095));
+    RowRange range;
+    range.ids = ids;
+    if (rng.OneIn(3) && !(*client)->Hint(std::span(&range, 1)).ok()) return kExitServiceLost;
+    if (!(*client)->Submit(std::span(&range, 1), RowClass::kBulk).ok()) return kExitServiceLost;
+    if (rng.OneIn(20)) return kExitGood;  // leaves with a request on its way
+    const SequenceView view{0, 0, ids, {}};
+    CHECK(reference->Gather(std::span(&view, 1)).ok());
+    for (int layer = 0; layer < tables.num_layers(); ++layer) {
+      const auto rows = (*client)->Wait(layer);
+      if (!rows.ok()) return kExitServiceLost;
+      const auto weights = reference->weights(layer);
+      const auto scales = reference->scales(layer);
+      if (memcmp(rows->values, weights.data(), weights.size()) != 0 ||
+          memcmp(rows->scales, scales.data(), scales.size()) != 0) {
+        return kExitWrongRows;
+      }
+    }
+  }
+  return kExitGood;
+}
+
+size_t OpenDescriptors(pid_t pid) {
+  size_t count = 0;
+  DIR* dir = opendir(("/proc/" + std::to_string(pid) + "/fd").c_str());
+  if (dir == nullptr) return 0;
+  while (readdir(dir) != nullptr)
+    ++count;
+  closedir(dir);
+  return count;
+}
+
+// Private and shared memory: slabs that are not unmapped count as the latter.
+uint64_t ResidentKib(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  uint64_t total = 0;
+  while (file >> word) {
+    if (word != "RssAnon:" && word != "RssShmem:") continue;
+    uint64_t kib = 0;
+    file >> kib;
+    total += kib;
+  }
+  return total;
+}
+
+pid_t StartService(const TableSet& tables, const std::string& socket) {
+  int ready[2];
+  CHECK_EQ(pipe(ready), 0);
+  const pid_t pid = fork();
+  if (pid != 0) {
+    char ok = 0;
+    close(ready[1]);
+    CHECK(read(ready[0], &ok, 1) == 1 && ok == 1) << "the service did not start";
+    close(ready[0]);
+    return pid;
+  }
+  RowCacheShape shape = {2, 2, tables.table(0).row_weight_bytes(),
+                         tables.table(0).row_scale_bytes()};
+  auto cache = RowCache::Create(shape, size_t{1} << 20);
+  CHECK(cache.ok()) << cache.status();
+  RowServerOptions options;
+  options.socket = socket;
+  auto server =
+      RowServer::Start(tables, std::make_unique<InlineReader>(64), *std::move(cache), options);
+  const char ok = server.ok() ? 1 : 0;
+  if (write(ready[1], &ok, 1) != 1) _exit(1);
+  for (;;)
+    pause();
+}
+
+struct Counts {
+  int started = 0;
+  int killed = 0;
+  int wrong = 0;
+  int lost = 0;
+};
+
+void Reap(pid_t pid, Counts& counts) {
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (WIFSIGNALED(status)) ++counts.killed;
+  if (!WIFEXITED(status)) return;
+  counts.wrong += WEXITSTATUS(status) == kExitWrongRows ? 1 : 0;
+  counts.lost += WEXITSTATUS(status) == kExitServiceLost ? 1 : 0;
+}
+
+// Clients for `seconds`, `parallel` at a time; each lives up to 200 ms before it is killed.
+void Churn(const TableSet& tables,
+           const std::string& socket,
+           double seconds,
+           int parallel,
+           SeededRng& rng,
+           Counts& counts) {
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (Clock::now() < end) {
+    std::vector<pid_t> clients;
+    for (int i = 0; i < parallel; ++i) {
+      const uint64_t seed = rng.Next();
+      const pid_t pid = fork();
+      if (pid == 0) _exit(RunClient(tables, socket, seed));
+      clients.push_back(pid);
+      ++counts.started;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(rng.Int(0, 200)));
+    for (const pid_t pid : clients) {
+      if (rng.OneIn(2)) kill(pid, SIGKILL);
+      Reap(pid, counts);
+    }
+  }
+}
+
+int Run(double seconds, int parallel, uint64_t seed) {
+  auto tables = TableSet::Open({TWINSPARK_DEMO_MODEL, "", 0, 2});
+  CHECK(tables.ok()) << tables.status();
+  const std::string socket = "@twinspark-soak-" + std::to_string(getpid());
+  const pid_t service = StartService(**tables, socket);
+  SeededRng rng(seed);
+  Counts counts;
+  Churn(**tables, socket, std::min(2.0, seconds / 4), parallel, rng, counts);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const size_t fds_before = OpenDescriptors(service);
+  const uint64_t kib_before = ResidentKib(service);
+  Churn(**tables, socket, seconds, parallel, rng, counts);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const size_t fds_after = OpenDescriptors(service);
+  const uint64_t kib_after = ResidentKib(service);
+  const bool alive = kill(service, 0) == 0 && waitpid(service, nullptr, WNOHANG) == 0;
+  kill(service, SIGKILL);
+  waitpid(service, nullptr, 0);
+  printf(
+      "seed %llu: %d clients, %d killed, %d wrong, %d lost the service; descriptors %zu > %zu, "
+      "memory %llu > %llu KiB, service %s\n",
+      static_cast<unsigned long long>(seed), counts.started, counts.killed, counts.wrong,
+      counts.lost, fds_before, fds_after, static_cast<unsigned long long>(kib_before),
+      static_cast<unsigned long long>(kib_after), alive ? "alive" : "dead");
+  const bool good = alive && counts.wrong == 0 && counts.lost == 0 && counts.started > 0 &&
+                    fds_after == fds_before && kib_after <= kib_before + 4096;
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace twinspark::engram
+
+int main(int argc, char** argv) {
+  double seconds = 10;
+  int clients = 4;
+  uint64_t seed = 1;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--seconds") seconds = std::stod(argv[i + 1]);
+    if (flag == "--clients") clients = std::stoi(argv[i + 1]);
+    if (flag == "--seed") seed = std::stoull(argv[i + 1]);
+  }
+  return twinspark::engram::Run(seconds, clients, seed);
+}
