@@ -133,32 +133,36 @@ EngineMetrics::EngineMetrics(Metrics& metrics,
                                   .series.front());
     ended_[reason] = counters;
   }
+  MakeStepSeries();
+  metrics.Gauge("dsv_build_info", "Always 1.", {{"build", build_id}}).Set(1);
+}
+
+void EngineMetrics::MakeStepSeries() {
   for (const char* kind : kStepKinds) {
     step_seconds_[kind] =
-        &metrics.Histogram("dsv_step_seconds", "From an op sent to its result on every rank.",
-                           kStepBuckets, {{"kind", kind}});
+        &metrics_.Histogram("dsv_step_seconds", "From an op sent to its result on every rank.",
+                            kStepBuckets, {{"kind", kind}});
   }
-  deadline_margin_ = &metrics.Histogram("dsv_step_deadline_margin_ratio",
-                                        "Share of an op's deadline that was left.", kMarginBuckets);
+  deadline_margin_ = &metrics_.Histogram(
+      "dsv_step_deadline_margin_ratio", "Share of an op's deadline that was left.", kMarginBuckets);
   for (const char* part : kStepParts) {
-    part_seconds_[part] = &metrics.Counter(
+    part_seconds_[part] = &metrics_.Counter(
         "dsv_step_part_seconds_total",
         "Where the time of steps goes: parts of rank 0, and the rest.", {{"part", part}});
   }
   run_ahead_ =
-      &metrics.Counter("dsv_run_ahead_steps_total", "Steps sent before the previous result.");
+      &metrics_.Counter("dsv_run_ahead_steps_total", "Steps sent before the previous result.");
   dropped_tokens_ =
-      &metrics.Counter("dsv_dropped_tokens_total", "Tokens computed beyond the end of a request.");
-  divergences_ = &metrics.Counter("dsv_divergences_total", "Ops whose digests differed.");
-  epoch_ = &metrics.Gauge("dsv_epoch", "Number of the epoch.");
-  pages_used_ = &metrics.Gauge("dsv_kv_pages", "KV pages by state.", {{"state", "used"}});
-  pages_total_ = &metrics.Gauge("dsv_kv_pages", "KV pages by state.", {{"state", "total"}});
+      &metrics_.Counter("dsv_dropped_tokens_total", "Tokens computed beyond the end of a request.");
+  divergences_ = &metrics_.Counter("dsv_divergences_total", "Ops whose digests differed.");
+  epoch_ = &metrics_.Gauge("dsv_epoch", "Number of the epoch.");
+  pages_used_ = &metrics_.Gauge("dsv_kv_pages", "KV pages by state.", {{"state", "used"}});
+  pages_total_ = &metrics_.Gauge("dsv_kv_pages", "KV pages by state.", {{"state", "total"}});
   for (const EngineState state : kStates) {
     states_[EngineStateName(state)] =
-        &metrics.Gauge("dsv_group_state", "1 for the state the gateway is in.",
-                       {{"state", EngineStateName(state)}});
+        &metrics_.Gauge("dsv_group_state", "1 for the state the gateway is in.",
+                        {{"state", EngineStateName(state)}});
   }
-  metrics.Gauge("dsv_build_info", "Always 1.", {{"build", build_id}}).Set(1);
 }
 
 void EngineMetrics::OnRejected(const std::string& reason) {

@@ -87,6 +87,7 @@ class EngineMetrics {
                             const std::string& vllm,
                             const std::string& help,
                             const std::vector<double>& buckets);
+  void MakeStepSeries();
   prometheus::Labels VllmLabels(const prometheus::Labels& labels) const;
   void PublishWorkers(const EngineStatus& status);
 
