@@ -1,6 +1,6 @@
 // Any token ids through the detokenizer and the output parser: pieces are valid UTF-8 and join to
-// the repaired bytes, the parser's events are whole, and nothing follows a stop string. Two bytes
-// make an id; the first byte of the input chooses the parser's options.
+// the repaired bytes, and the parser's events are whole. Two bytes make an id; the first byte of
+// the input chooses the parser's options.
 #include <string>
 
 #include "common/check.h"

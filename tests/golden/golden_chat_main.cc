@@ -263,13 +263,25 @@ void RunFile(const std::filesystem::path& path, bool is_selected, Context& conte
   context.report.Skip(name, "this program does not read such files", /*allowed=*/false);
 }
 
-// The tokenizer of `path`, with the added tokens of DIR/special_tokens_v41.json where both exist.
+// CHECKOUT of CHECKOUT/build/PRESET/bin/golden_chat.
+std::filesystem::path Checkout() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  return program.parent_path().parent_path().parent_path().parent_path();
+}
+
+// The tokenizer of `path`. A released one gets the added tokens of special_tokens_v41.json, from
+// DIR or, where that has none, from our own data.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path,
                                                          const std::filesystem::path& dir) {
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(path);
   if (!tokenizer.ok() || (*tokenizer)->num_base_tokens() != 128000) return tokenizer;
-  const absl::StatusOr<std::string> table =
+  absl::StatusOr<std::string> table =
       ReadFile((dir / "special_tokens_v41.json").string(), kMaxFileBytes);
+  if (!table.ok()) {
+    table = ReadFile((Checkout() / "tests/golden/data/chat/special_tokens_v41.json").string(),
+                     kMaxFileBytes);
+  }
   if (!table.ok()) return tokenizer;
   const absl::StatusOr<Json> json = Json::Parse(*table);
   if (!json.ok()) return json.status();
@@ -288,11 +300,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path
   return Tokenizer::FromJson(*text, added);
 }
 
+// Where tests/fetch_tokenizer.sh puts it.
 std::string DefaultTokenizer() {
-  std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  // build/PRESET/bin/golden_chat -> build/tokenizer/tokenizer.json
-  return (program.parent_path().parent_path().parent_path() / "tokenizer/tokenizer.json").string();
+  return (Checkout() / "build/tokenizer/tokenizer.json").string();
 }
 
 int Main(const std::vector<std::string_view>& args) {
