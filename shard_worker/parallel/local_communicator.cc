@@ -93,6 +93,7 @@ class LocalCommunicator : public Communicator {
   }
 
   absl::Status Wait() {
+    if (group_->aborted.load()) return absl::UnavailableError("communicator aborted");
     const uint64_t generation = group_->generation.load(std::memory_order_acquire);
     if (group_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == group_->world) {
       group_->arrived.store(0, std::memory_order_relaxed);
@@ -101,7 +102,9 @@ class LocalCommunicator : public Communicator {
     }
     const auto start = std::chrono::steady_clock::now();
     for (int spins = 0; group_->generation.load(std::memory_order_acquire) == generation; ++spins) {
-      if (group_->aborted.load(std::memory_order_relaxed))
+      // A peer may pass this barrier and abort at once: then the barrier has been passed here too.
+      if (group_->aborted.load() &&
+          group_->generation.load(std::memory_order_acquire) == generation)
         return absl::UnavailableError("communicator aborted");
       if (spins < 64) continue;
       std::this_thread::yield();
