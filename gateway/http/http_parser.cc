@@ -76,7 +76,12 @@ HttpRequest HttpParser::TakeRequest() {
   http::request<http::string_body> message = impl_->parser.release();
   HttpRequest request;
   request.method = std::string(message.method_string());
-  const std::string_view target(message.target().data(), message.target().size());
+  std::string_view target(message.target().data(), message.target().size());
+  constexpr std::string_view kScheme = "http://";  // the form that proxies use
+  if (target.substr(0, kScheme.size()) == kScheme) {
+    const size_t slash = target.find('/', kScheme.size());
+    target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
+  }
   const size_t mark = target.find('?');
   request.path = PercentDecode(target.substr(0, mark));
   if (mark != std::string_view::npos) request.query = std::string(target.substr(mark + 1));

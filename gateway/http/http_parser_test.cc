@@ -76,6 +76,15 @@ TEST(HttpParser, RefusesMalformedRequests) {
   }
 }
 
+TEST(HttpParser, AbsoluteTargets) {
+  HttpParser parser(kLimits);
+  parser.Feed("GET http://host:1/v1/models?a HTTP/1.1\r\n\r\nGET http://host HTTP/1.1\r\n\r\n");
+  const HttpRequest request = parser.TakeRequest();
+  EXPECT_EQ(request.path, "/v1/models");
+  EXPECT_EQ(request.query, "a");
+  EXPECT_EQ(parser.TakeRequest().path, "/");
+}
+
 TEST(HttpParser, ContinueIsAskedForOnlyBeforeTheBody) {
   HttpParser parser(kLimits);
   parser.Feed("POST / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n");

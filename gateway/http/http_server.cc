@@ -6,6 +6,7 @@
 // holds the Core (io_context and counters), so that an exchange may outlive the server.
 #include "gateway/http/http_server.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -21,6 +22,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <sys/resource.h>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -698,10 +700,25 @@ class ServerImpl : public HttpServer {
   uint16_t port_ = 0;
 };
 
+// A descriptor for every connection, and some for the rest of the process: many systems start
+// programs with a soft limit of 1,024.
+void RaiseFileLimit(int max_connections) {
+  constexpr rlim_t kOtherFiles = 512;
+  const rlim_t wanted = static_cast<rlim_t>(max_connections + kMaxRefusedConnections) + kOtherFiles;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted) {
+    LOG_WARNING << "file descriptors are limited to " << limit.rlim_cur << ", " << wanted
+                << " are wanted for " << max_connections << " connections";
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions options,
                                                               HttpHandler handler) {
+  RaiseFileLimit(options.max_connections);
   auto server = std::make_unique<ServerImpl>(std::move(options), std::move(handler));
   const absl::Status status = server->Bind();
   if (!status.ok()) return status;
