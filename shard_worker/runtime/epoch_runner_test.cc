@@ -152,6 +152,43 @@ TEST(EpochRunnerTest, ResultsComeInOrderUnderRunAhead) {
   EXPECT_EQ(epoch.ends.load(), 1);
 }
 
+// A round sent ahead of a result that is not finite must not take the other sequences down.
+TEST(OpExecutorTest, NonFiniteRowStallsItsSequenceOnly) {
+  FakeBackend backend;
+  OpExecutor executor(backend, FakeBackend::kVocab, FakeBackend::kLayers);
+  ASSERT_TRUE(executor.Execute(FirstOp(1)).status.ok());
+  WorkerOp second = FirstOp(2);
+  std::get<OpenSequencePart>(second.controls[0]).open.slot = 1;
+  std::get<MapPagesControl>(second.controls[1]).slot = 1;
+  second.short_prefill[0].slot = 1;
+  backend.non_finite.store(true);
+  const OpOutcome bad = executor.Execute(second);
+  ASSERT_TRUE(bad.status.ok()) << bad.status;
+  EXPECT_TRUE(bad.short_prefill[0].result.non_finite);
+  backend.non_finite.store(false);
+  WorkerOp round = RoundOp(3);
+  round.round.push_back(round.round[0]);
+  round.round[0].slot = 1;
+  const OpOutcome both = executor.Execute(round);
+  ASSERT_TRUE(both.status.ok()) << both.status;
+  ASSERT_EQ(both.round.size(), 2u);
+  EXPECT_EQ(both.round[0].result.slot, 1);
+  EXPECT_TRUE(both.round[0].result.non_finite);
+  EXPECT_TRUE(both.round[0].result.tokens.empty());
+  EXPECT_EQ(both.round[1].result.slot, 0);
+  EXPECT_FALSE(both.round[1].result.non_finite);
+  EXPECT_FALSE(both.round[1].result.tokens.empty());
+  WorkerOp close;
+  close.op_id = 4;
+  close.controls.emplace_back(CloseSequenceControl{1});
+  ASSERT_TRUE(executor.Execute(close).status.ok());
+  WorkerOp again = second;
+  again.op_id = 5;
+  const OpOutcome reopened = executor.Execute(again);
+  ASSERT_TRUE(reopened.status.ok()) << reopened.status;
+  EXPECT_FALSE(reopened.short_prefill[0].result.non_finite);
+}
+
 TEST(EpochRunnerTest, EndsFromEverySideAtOnceEndOnce) {
   for (int round = 0; round < 20; ++round) {
     Epoch epoch;

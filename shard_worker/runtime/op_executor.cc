@@ -128,6 +128,7 @@ absl::Status OpExecutor::RunControl(const Control& control) {
     return backend_.MapPages(map->slot, map->pages);
   }
   if (const auto* truncate = std::get_if<TruncateControl>(&control)) {
+    stalled_slots_.erase(truncate->slot);
     return backend_.Truncate(truncate->slot, truncate->length);
   }
   if (const auto* close = std::get_if<CloseSequenceControl>(&control)) {
@@ -182,6 +183,7 @@ absl::Status OpExecutor::RunClose(int slot) {
   LOG_INFO << "sequence closed hash=" << Hex16(request_hashes_[slot]) << " slot=" << slot
            << " op=" << next_op_id_ - 1 << " committed=" << committed;
   request_hashes_.erase(slot);
+  stalled_slots_.erase(slot);
   return absl::OkStatus();
 }
 
@@ -232,45 +234,68 @@ absl::Status OpExecutor::CheckPositions(const WorkerOp& op) const {
   return absl::OkStatus();
 }
 
-absl::Status OpExecutor::RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests) {
-  RETURN_IF_ERROR(CheckPositions(op));
-  if (!op.round.empty() || !op.short_prefill.empty()) {
-    StepPlan plan;
-    plan.round = op.round;
-    plan.prefill = op.short_prefill;
-    ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
-    CHECK_EQ(result.sequences.size(), op.round.size() + op.short_prefill.size());
-    digests[0] = result.residual_digest;
-    digests[1] = result.shared_digest;
-    AddTimings(result.timings, outcome.timings);
-    for (size_t i = 0; i < result.sequences.size(); ++i) {
-      SequenceOutcome sequence{std::move(result.sequences[i]), 0};
-      sequence.committed_length = backend_.CommittedLength(sequence.result.slot);
-      (i < op.round.size() ? outcome.round : outcome.short_prefill).push_back(std::move(sequence));
+// A slot whose last row was not finite has no next token to go on from. A round that was sent ahead
+// of that result is answered, not run: only that request fails.
+SequenceOutcome OpExecutor::Stalled(const RoundSequence& sequence) const {
+  SequenceOutcome outcome;
+  outcome.result.slot = sequence.slot;
+  outcome.result.non_finite = true;
+  outcome.committed_length = backend_.CommittedLength(sequence.slot);
+  return outcome;
+}
+
+SequenceOutcome OpExecutor::Take(SequenceResult result) {
+  SequenceOutcome outcome{std::move(result), 0};
+  outcome.committed_length = backend_.CommittedLength(outcome.result.slot);
+  if (outcome.result.non_finite) stalled_slots_.insert(outcome.result.slot);
+  return outcome;
+}
+
+absl::Status OpExecutor::RunRows(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests) {
+  StepPlan plan;
+  for (const RoundSequence& sequence : op.round) {
+    if (stalled_slots_.contains(sequence.slot)) {
+      outcome.round.push_back(Stalled(sequence));
+      continue;
     }
-  }
-  if (op.chunk_slice.has_value()) {
-    StepPlan plan;
-    plan.prefill = {op.chunk_slice->range};
-    plan.bulk = true;
-    ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
-    CHECK_EQ(result.sequences.size(), size_t{1});
-    digests[2] = result.residual_digest;
-    digests[3] = result.shared_digest;
-    AddTimings(result.timings, outcome.timings);
-    SequenceOutcome sequence{std::move(result.sequences[0]), 0};
-    sequence.committed_length = backend_.CommittedLength(sequence.result.slot);
-    outcome.chunk_slice = std::move(sequence);
-  }
-  for (const RoundSequence& sequence : op.round)
+    outcome.round.emplace_back();
     outcome.timings.rows += 1 + sequence.num_drafts;
+    plan.round.push_back(sequence);
+  }
+  plan.prefill = op.short_prefill;
+  if (plan.round.empty() && plan.prefill.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
+  CHECK_EQ(result.sequences.size(), plan.round.size() + plan.prefill.size());
+  digests[0] = result.residual_digest;
+  digests[1] = result.shared_digest;
+  AddTimings(result.timings, outcome.timings);
+  size_t next = 0;
+  for (size_t i = 0; i < op.round.size(); ++i) {
+    if (outcome.round[i].result.non_finite) continue;  // stalled before
+    outcome.round[i] = Take(std::move(result.sequences[next++]));
+  }
   for (const PrefillRange& range : op.short_prefill) {
+    outcome.short_prefill.push_back(Take(std::move(result.sequences[next++])));
     outcome.timings.rows += static_cast<int>(range.end - range.begin);
   }
-  if (op.chunk_slice.has_value()) {
-    outcome.timings.rows +=
-        static_cast<int>(op.chunk_slice->range.end - op.chunk_slice->range.begin);
-  }
+  return absl::OkStatus();
+}
+
+absl::Status OpExecutor::RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests) {
+  RETURN_IF_ERROR(CheckPositions(op));
+  RETURN_IF_ERROR(RunRows(op, outcome, digests));
+  if (!op.chunk_slice.has_value()) return absl::OkStatus();
+  const PrefillRange& range = op.chunk_slice->range;
+  StepPlan plan;
+  plan.prefill = {range};
+  plan.bulk = true;
+  ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
+  CHECK_EQ(result.sequences.size(), size_t{1});
+  digests[2] = result.residual_digest;
+  digests[3] = result.shared_digest;
+  AddTimings(result.timings, outcome.timings);
+  outcome.chunk_slice = Take(std::move(result.sequences[0]));
+  outcome.timings.rows += static_cast<int>(range.end - range.begin);
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 
 #include "absl/status/status.h"
 
@@ -40,6 +41,9 @@ class OpExecutor {
   absl::Status RunClose(int slot);
   absl::Status RunSetMask(const SetMaskControl& control);
   absl::Status RunControls(const WorkerOp& op);
+  SequenceOutcome Stalled(const RoundSequence& sequence) const;
+  SequenceOutcome Take(SequenceResult result);
+  absl::Status RunRows(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests);
   absl::Status RunCompute(const WorkerOp& op, OpOutcome& outcome, StepDigests& digests);
   absl::Status CheckPositions(const WorkerOp& op) const;
 
@@ -48,7 +52,8 @@ class OpExecutor {
   const int num_layers_;
   uint64_t next_op_id_ = 1;
   std::map<int, uint64_t>
-      request_hashes_;  // by slot, for the log: the gateway's lines have the same
+      request_hashes_;           // by slot, for the log: the gateway's lines have the same
+  std::set<int> stalled_slots_;  // last row not finite, until closed or truncated
   std::map<int, PendingOpen> pending_opens_;  // by slot; at most one per slot
 };
 

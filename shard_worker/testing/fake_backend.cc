@@ -189,6 +189,10 @@ absl::StatusOr<SequenceResult> FakeBackend::RunRound(const RoundSequence& sequen
     return absl::InvalidArgumentError(absl::StrCat("Round: slot ", sequence.slot, " is not open"));
   }
   Slot& slot = slots_[sequence.slot];
+  if (static_cast<int64_t>(slot.ids.size()) != slot.committed + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Round: slot ", sequence.slot, " has no anchor"));
+  }
   RETURN_IF_ERROR(CheckPages(slot, slot.committed + 1 + sequence.num_drafts));
   std::vector<int32_t> drafts = sequence.kept_drafts ? slot.kept : sequence.drafts;
   if (static_cast<int>(drafts.size()) < sequence.num_drafts) {
@@ -252,8 +256,13 @@ absl::StatusOr<StepResult> FakeBackend::RunStep(const StepPlan& plan) {
     step.sequences.push_back(std::move(result));
   }
   if (non_finite.load()) {
-    for (SequenceResult& result : step.sequences)
+    for (SequenceResult& result : step.sequences) {
       result.non_finite = true;
+      result.tokens.clear();
+      result.accepted = 0;
+      // Like the real one: the row counts as computed, there is no next id.
+      slots_[result.slot].ids.resize(static_cast<size_t>(slots_[result.slot].committed));
+    }
   }
   step.residual_digest = 42 + static_cast<uint64_t>(faults.load());
   step.timings.forward_us = 10;
