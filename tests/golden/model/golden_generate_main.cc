@@ -1,8 +1,9 @@
-// golden_generate --dir MODEL --cases FILE [--tp N] [--drafts K] [--chunk N] [--threads N] [--case
-// NAME]
+// golden_generate --dir MODEL [--cases FILE] [--tp N] [--drafts K] [--chunk N] [--threads N]
+// [--case NAME]
 //                 [--f16-copy]
-// Greedy runs of a model against stored ones: every token of every case, and with five drafts every
-// stored round (proposed ids, confidences, accepted counts). Prints the speed of what it ran.
+// (FILE: MODEL/golden.json unless given.) Greedy runs of a model against stored ones: every token
+// of every case, and with five drafts every stored round (proposed ids, confidences, accepted
+// counts). Prints the speed of what it ran.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -276,7 +277,7 @@ int Run(const Arguments& arguments) {
 
 int Usage() {
   std::fprintf(stderr,
-               "golden_generate --dir MODEL --cases FILE [--tp N] [--drafts K] [--chunk N] "
+               "golden_generate --dir MODEL [--cases FILE] [--tp N] [--drafts K] [--chunk N] "
                "[--threads N] [--case NAME] [--f16-copy]\n");
   return kExitFailed;
 }
@@ -312,8 +313,9 @@ int main(int argc, char** argv) {
       return twinspark::golden::Usage();
     }
   }
-  if (arguments.dir.empty() || arguments.cases.empty() || arguments.tp < 1 ||
-      arguments.drafts < 0 || arguments.drafts > 5 || arguments.chunk < 1)
+  if (arguments.cases.empty()) arguments.cases = arguments.dir + "/golden.json";
+  if (arguments.dir.empty() || arguments.tp < 1 || arguments.drafts < 0 || arguments.drafts > 5 ||
+      arguments.chunk < 1)
     return twinspark::golden::Usage();
   return twinspark::golden::Run(arguments);
 }
