@@ -138,15 +138,22 @@ ChatOptions ReadOptions(const Json* options) {
   return result;
 }
 
-std::string CheckEncode(const Json&, const Json& test, Context& context) {
+absl::StatusOr<std::vector<PromptSegment>> EncodeCase(const Json& test,
+                                                      const ControlTokens& tokens) {
   std::vector<ChatMessage> messages;
   for (const Json& entry : test.Find("messages")->as_array()) {
     absl::StatusOr<ChatMessage> message = gateway::ChatMessageFromJson(entry);
-    if (!message.ok()) return std::string(message.status().message());
+    if (!message.ok()) return message.status();
     messages.push_back(*std::move(message));
   }
-  const auto segments =
-      gateway::EncodeChat(messages, ReadOptions(test.Find("options")), context.tokens);
+  return gateway::EncodeChat(messages, ReadOptions(test.Find("options")), tokens);
+}
+
+std::string CheckEncode(const Json&, const Json& test, Context& context) {
+  const auto segments = EncodeCase(test, context.tokens);
+  if (test.Find("prompt") == nullptr && test.Find("error") != nullptr) {
+    return segments.ok() ? "accepted, but must be refused" : std::string();
+  }
   if (!segments.ok()) return std::string(segments.status().message());
   std::string problem;
   const std::string prompt = gateway::SegmentText(*segments, *context.tokenizer);
