@@ -583,7 +583,8 @@ absl::Status Model::Truncate(int slot, int64_t length) {
   if (length == sequence->committed) return absl::OkStatus();
   sequence->committed = length;
   sequence->kept_drafts.clear();
-  if (length >= sequence->num_given) sequence->TruncateIds(length + 1);
+  // Given ids stay: behind a shorter length they are prefilled again.
+  sequence->TruncateIds(std::max(length + 1, sequence->num_given));
   return absl::OkStatus();
 }
 
