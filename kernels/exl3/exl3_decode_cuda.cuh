@@ -1,7 +1,7 @@
 // EXL3 tiles to f16 fragments, in registers (EXL3 specification 1.3, 1.4, 2). Device code only.
 //
-// Lane l of a warp owns ring positions 8l .. 8l+7 of a tile; packed in pairs they are the A operand of
-// mma.m16n8k16 for the transposed tile (rows = 16 output channels, columns = 16 input channels).
+// Lane l of a warp owns ring positions 8l .. 8l+7 of a tile; packed in pairs they are the A operand
+// of mma.m16n8k16 for the transposed tile (rows = 16 output channels, columns = 16 input channels).
 // Counted per weight for mul1, K = 3: 1.1 shifts, 1 mask, 1 multiply, 1 byte sum, 0.5 pack, 0.5
 // fma; an H200 issues about 18 weights per clock and SM that way.
 #pragma once
@@ -55,11 +55,18 @@ __device__ __forceinline__ TileWords<K> LoadTile(const char* tile, const LaneWin
   return t;
 }
 
-// State j (0..7) from the aligned 96-bit stream v2:v1:v0.
+// Bits 8..23, by one permute.
+__device__ __forceinline__ uint32_t MiddleBytes(uint32_t v) {
+  return __byte_perm(v, 0, 0x4421);
+}
+
+// State j (0..7) from the aligned 96-bit stream v2:v1:v0. Whole bytes take one permute.
 template <int K, int j>
 __device__ __forceinline__ uint32_t StateAt(uint32_t v0, uint32_t v1, uint32_t v2) {
   constexpr int offset = K * (7 - j);
-  if constexpr (offset + 16 < 32) {
+  if constexpr (offset % 32 == 8) {
+    return MiddleBytes(offset < 32 ? v0 : v1);
+  } else if constexpr (offset + 16 < 32) {
     return (v0 >> offset) & 0xffffu;
   } else if constexpr (offset + 16 == 32) {
     return v0 >> 16;
@@ -90,12 +97,36 @@ __device__ __forceinline__ void States(const TileWords<K>& t, uint32_t shift, ui
     s[0] = high >> 16;
     return;
   }
+  if constexpr (K == 2) {
+    // Four shifts serve two states each.
+    const uint32_t v = __funnelshift_r(t.w[0], t.w[1], shift);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t u = v >> (2 * i);
+      s[7 - i] = u & 0xffffu;
+      s[3 - i] = MiddleBytes(u);
+    }
+    return;
+  }
+  if constexpr (K == 4) {
+    // The shift is 0, so whole bytes stay whole bytes.
+    const uint32_t u = __funnelshift_r(t.w[0], t.w[1], 4);
+    s[7] = t.w[0] & 0xffffu;
+    s[5] = MiddleBytes(t.w[0]);
+    s[3] = t.w[0] >> 16;
+    s[6] = u & 0xffffu;
+    s[4] = MiddleBytes(u);
+    s[2] = u >> 16;
+    s[1] = __funnelshift_r(t.w[0], t.w[1], 24) & 0xffffu;
+    s[0] = __funnelshift_r(t.w[0], t.w[1], 28) & 0xffffu;
+    return;
+  }
   uint32_t v0, v1, v2 = 0;
-  if constexpr (K == 4 || K == 8) {
+  if constexpr (K == 8) {
     v0 = t.w[0];  // shift is 0
     v1 = t.w[1];
-    if constexpr (K == 8) v2 = t.w[2];
-  } else if constexpr (K < 3) {
+    v2 = t.w[2];
+  } else if constexpr (K == 1) {
     v0 = __funnelshift_r(t.w[0], t.w[1], shift);  // 16 + 7 K <= 32
     v1 = 0;
   } else {
@@ -127,9 +158,8 @@ __device__ __forceinline__ uint32_t DecodePair(uint32_t s0, uint32_t s1) {
     // 0x6400 + S is the f16 number 1024 + S; one fused multiply-add rounds once.
     const uint32_t h0 = __dp4a(s0 * 0x83DCD12Du, 0x01010101u, 0x6400u);
     const uint32_t h1 = __dp4a(s1 * 0x83DCD12Du, 0x01010101u, 0x6400u);
-    return HalfBits(__hfma2(AsHalf2(__byte_perm(h0, h1, 0x5410)),
-                            AsHalf2(0x1EEE1EEEu),
-                            AsHalf2(0xC931C931u)));
+    return HalfBits(
+        __hfma2(AsHalf2(__byte_perm(h0, h1, 0x5410)), AsHalf2(0x1EEE1EEEu), AsHalf2(0xC931C931u)));
   } else {
     constexpr uint32_t multiplier = kCodebook == kCodebookMcg ? 0xCBAC1FEDu : 89226354u;
     constexpr uint32_t addend = kCodebook == kCodebookMcg ? 0u : 64248484u;
@@ -142,7 +172,9 @@ __device__ __forceinline__ uint32_t DecodePair(uint32_t s0, uint32_t s1) {
 
 // The whole tile as an A fragment: ring pairs q0 q1 q2 q3 are registers A0, A2, A1, A3.
 template <int K, int kCodebook>
-__device__ __forceinline__ void DecodeTile(const TileWords<K>& t, uint32_t shift, uint32_t (&a)[4]) {
+__device__ __forceinline__ void DecodeTile(const TileWords<K>& t,
+                                           uint32_t shift,
+                                           uint32_t (&a)[4]) {
   uint32_t s[8];
   States<K>(t, shift, s);
   a[0] = DecodePair<kCodebook>(s[0], s[1]);

@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK1(int codebook) { return PickCodebook<1>(codebook); }
+GemmLauncher GemmLauncherK1(int codebook, int groups, bool wide) {
+  return PickGemm<1>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

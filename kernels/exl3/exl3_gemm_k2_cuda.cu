@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK2(int codebook) { return PickCodebook<2>(codebook); }
+GemmLauncher GemmLauncherK2(int codebook, int groups, bool wide) {
+  return PickGemm<2>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

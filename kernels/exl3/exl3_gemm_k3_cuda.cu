@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK3(int codebook) { return PickCodebook<3>(codebook); }
+GemmLauncher GemmLauncherK3(int codebook, int groups, bool wide) {
+  return PickGemm<3>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK4(int codebook) { return PickCodebook<4>(codebook); }
+GemmLauncher GemmLauncherK4(int codebook, int groups, bool wide) {
+  return PickGemm<4>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK5(int codebook) { return PickCodebook<5>(codebook); }
+GemmLauncher GemmLauncherK5(int codebook, int groups, bool wide) {
+  return PickGemm<5>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

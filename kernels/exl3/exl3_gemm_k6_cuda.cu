@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK6(int codebook) { return PickCodebook<6>(codebook); }
+GemmLauncher GemmLauncherK6(int codebook, int groups, bool wide) {
+  return PickGemm<6>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK7(int codebook) { return PickCodebook<7>(codebook); }
+GemmLauncher GemmLauncherK7(int codebook, int groups, bool wide) {
+  return PickGemm<7>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

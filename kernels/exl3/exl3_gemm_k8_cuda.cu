@@ -3,6 +3,8 @@
 
 namespace twinspark::exl3 {
 
-GemmLauncher GemmLauncherK8(int codebook) { return PickCodebook<8>(codebook); }
+GemmLauncher GemmLauncherK8(int codebook, int groups, bool wide) {
+  return PickGemm<8>(codebook, groups, wide);
+}
 
 }  // namespace twinspark::exl3

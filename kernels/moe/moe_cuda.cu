@@ -1,10 +1,8 @@
-// Launches of the mixture of experts, five kernels in both cases. Few rows: rotate x, gate/up, activate,
-// down, add; every block sorts the few ids by itself. Chunks: sort, rotate x, gate/up (the second of an
-// expert's two tasks activates), down, add.
+// Launches of the mixture of experts: rotate x, gate/up, activate, down, add. For few rows every
+// block sorts the few ids by itself; chunks sort first.
 #include "kernels/moe/moe_cuda.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include <cuda_runtime.h>
 
@@ -22,8 +20,6 @@ using namespace exl3;  // NOLINT(google-build-using-namespace): one op, two file
 constexpr int kSortThreads = 1024;
 constexpr int kMaxExperts = 1024;
 constexpr int kWarpsPerBlock = 8;
-constexpr int kMaxResidentRows = 8;  // gate/up blocks rotate their own inputs up to here
-constexpr int kMaxFusedRows = 2;     // and activate up to here
 
 // Where a sorted position lives.
 struct Place {
@@ -31,12 +27,17 @@ struct Place {
   int32_t first_group, num_groups, row;  // of its entry; row in the entry
 };
 
+// Rows of an expert in a chunk.
+struct ExpertRows {
+  int32_t first, first_group, num_groups, taken;
+};
+
 // Scratch of a chunk, behind the counters.
 struct ChunkLayout {
-  int64_t groups;       // capacity
-  int tile_groups;      // of one entry at most
+  int64_t groups;   // capacity
+  int tile_groups;  // of one entry at most
   int64_t max_entries;
-  size_t entries, order, place, num_entries, xh, xh_down, partial, bytes;
+  size_t entries, expert_rows, order, place, num_entries, xh, xh_down, partial, bytes;
 };
 
 size_t RoundUp(size_t bytes) {
@@ -47,7 +48,7 @@ size_t RoundUp(size_t bytes) {
 // experts have fewer rows. Not part of the result.
 int TileGroups(const MoeCudaParams& p, int rows) {
   const double mean = static_cast<double>(rows) * p.num_chosen / p.num_experts;
-  return mean <= 22 ? 4 : mean <= 42 ? 6 : kMaxTileGroups;
+  return mean <= 10 ? 3 : mean <= 42 ? 6 : kMaxTileGroups;
 }
 
 ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
@@ -64,6 +65,7 @@ ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
     return offset;
   };
   l.entries = take(static_cast<size_t>(l.max_entries) * sizeof(MoeEntry));
+  l.expert_rows = take(static_cast<size_t>(p.num_experts) * sizeof(ExpertRows));
   l.order = take(static_cast<size_t>(slots) * sizeof(int32_t));
   l.place = take(static_cast<size_t>(slots) * sizeof(Place));
   l.num_entries = take(sizeof(int32_t));
@@ -76,20 +78,17 @@ ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
   return l;
 }
 
-// One block: counts slots per expert, cuts every expert's rows into entries of at most `tile_groups`
-// groups and writes the sorted order. Which position a slot gets inside its expert may vary; results do not.
+// One block: counts slots per expert, cuts every expert's rows into entries of at most
+// `tile_groups` groups and writes the sorted order. Which position a slot gets inside its expert
+// may vary; results do not.
 __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids,
                                                               int num_slots,
                                                               int num_experts,
                                                               int tile_groups,
                                                               MoeEntry* entries,
-                                                              int32_t* order,
-                                                              Place* place,
+                                                              ExpertRows* experts,
                                                               int32_t* num_entries) {
   __shared__ int32_t count[kMaxExperts];
-  __shared__ int32_t first[kMaxExperts];
-  __shared__ int32_t group[kMaxExperts];
-  __shared__ int32_t num_groups[kMaxExperts];
   __shared__ int32_t warp_sums[32][3];
   device::WaitForPrevious();
   device::LaunchNext();
@@ -147,87 +146,113 @@ __global__ void __launch_bounds__(kSortThreads) MoeSortKernel(const int32_t* ids
   for (int k = 0; k < 3; ++k) {
     before[k] = inclusive[k] - v[k] + (warp > 0 ? warp_sums[warp - 1][k] : 0);
   }
-  first[tid] = before[0];
-  group[tid] = before[1];
-  num_groups[tid] = groups;
+  if (tid < num_experts) experts[tid] = ExpertRows{before[0], before[1], groups, 0};
   if (tid == kSortThreads - 1) *num_entries = before[2] + tiles;
   for (int t = 0; t < tiles; ++t) {  // even tiles: no entry is much smaller than its neighbours
     const int begin = groups * t / tiles, end = groups * (t + 1) / tiles;
-    entries[before[2] + t] = MoeEntry{tid,
-                                      before[0] + begin * kGroupRows,
-                                      min(rows, end * kGroupRows) - begin * kGroupRows,
-                                      before[1] + begin};
-  }
-  count[tid] = 0;
-  __syncthreads();
-  for (int i = tid; i < num_slots; i += kBatch * kSortThreads) {
-    int id[kBatch], rank[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int at = i + b * kSortThreads;
-      id[b] = at < num_slots ? __ldg(ids + at) : -1;
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) rank[b] = id[b] >= 0 ? atomicAdd(&count[id[b]], 1) : 0;
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (id[b] < 0) continue;
-      const int expert = id[b];
-      const int position = first[expert] + rank[b];
-      order[position] = i + b * kSortThreads;
-      // The inverse of the even cut above: the last entry that begins at or before the row.
-      const int g = rank[b] / kGroupRows, n = num_groups[expert];
-      const int t = (n + tile_groups - 1) / tile_groups;
-      int begin = 0, end = n;
-      if (t > 1) {
-        int e = g * t / n;
-        if (n * (e + 1) / t <= g) ++e;
-        begin = n * e / t;
-        end = n * (e + 1) / t;
-      }
-      place[position] =
-          Place{expert, group[expert] + begin, end - begin, rank[b] - begin * kGroupRows};
-    }
+    entries[before[2] + t] =
+        MoeEntry{tid, before[0] + begin * kGroupRows,
+                 min(rows, end * kGroupRows) - begin * kGroupRows, before[1] + begin};
   }
 }
 
-// xh for gate and up: one block per sorted position and matrix, a warp per 128 channels.
+// One thread per slot: takes the next row of its expert and writes where it is.
+__global__ void __launch_bounds__(32 * kWarpsPerBlock) MoePlaceKernel(const int32_t* ids,
+                                                                      int num_slots,
+                                                                      int tile_groups,
+                                                                      ExpertRows* experts,
+                                                                      int32_t* order,
+                                                                      Place* place) {
+  device::WaitForPrevious();
+  device::LaunchNext();
+  const int slot = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (slot >= num_slots) return;
+  const int id = ids[slot];
+  ExpertRows& expert = experts[id];
+  const int rank = atomicAdd(&expert.taken, 1);
+  const int position = expert.first + rank;
+  order[position] = slot;
+  // The inverse of the even cut above: the last entry that begins at or before the row.
+  const int g = rank / kGroupRows, n = expert.num_groups;
+  const int t = (n + tile_groups - 1) / tile_groups;
+  int begin = 0, end = n;
+  if (t > 1) {
+    int e = g * t / n;
+    if (n * (e + 1) / t <= g) ++e;
+    begin = n * e / t;
+    end = n * (e + 1) / t;
+  }
+  place[position] = Place{id, expert.first_group + begin, end - begin, rank - begin * kGroupRows};
+}
+
+// xh for gate and up of a chunk: a warp per sorted position, matrix and four 128-blocks.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
     MoeRotateKernel(const __grid_constant__ GemmArgs args, const Place* places, uint32_t* xh) {
   device::WaitForPrevious();
   device::LaunchNext();
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int position = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
+  const int num_blocks = args.pairs / 4, parts = (num_blocks + 3) / 4;
+  const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
+  const int64_t position2 = job / parts;
+  const int part = static_cast<int>(job - position2 * parts);
+  const int position = static_cast<int>(position2 >> 1), which = static_cast<int>(position2 & 1);
+  if (position >= args.rows * args.num_chosen) return;
   const Place place = places[position];
   const int row = args.order[position] / args.num_chosen;
   const MoeExpert& e = args.experts[place.expert];
-  const void* suh = which == 0 ? e.gate_suh : e.up_suh;
   const GemmMatrix& input = args.matrices[0];
-  const char* x = RowPointer(input.x, args.x_type, input.x_stride, row);
-  const TilePlace to{
-      which * args.group_capacity + place.first_group, place.num_groups, place.row};
-  constexpr int kBatch = 5;  // 128-blocks in flight per warp
-  const int num_blocks = args.pairs / 4;
-  for (int block = static_cast<int>(threadIdx.x / 32); block < num_blocks;
-       block += kBatch * kWarpsPerBlock) {
-    float4 v[kBatch], scale[kBatch];
+  // Lanes of blocks past the end repeat the last one and store nothing.
+  const int block = part * 4 + lane / 8;
+  const int col = min(block, num_blocks - 1) * kBlockN + (lane & 7) * 16;
+  float x[16];
+  Load16(RowPointer(input.x, args.x_type, input.x_stride, row) +
+             col * (args.x_type == kTypeF32 ? 4 : 2),
+         args.x_type, x);
+  const void* suh = static_cast<const __half*>(which == 0 ? e.gate_suh : e.up_suh) + col;
+  const Rotated16 rotated = RotateInput16(x, suh, lane);
+  const TilePlace to{which * args.group_capacity + place.first_group, place.num_groups, place.row};
+  StoreRotated16(xh, args.pairs, to, block, lane, rotated, block < num_blocks);
+}
+
+// The lane's part of the vectors around the activation.
+struct GateUpScales {
+  float4 gate_svh, up_svh, down_suh;
+};
+__device__ __forceinline__ GateUpScales LoadGateUpScales(const GemmArgs& args,
+                                                         int expert,
+                                                         int unit,
+                                                         int lane) {
+  const MoeExpert& e = args.experts[expert];
+  const int col = unit * kBlockN + 4 * lane;
+  return {LoadHalf4(e.gate_svh, col), LoadHalf4(e.up_svh, col), LoadHalf4(e.down_suh, col)};
+}
+
+// Activation of one row of 128 columns of an expert, rotated as the input of its down matrix.
+__device__ __forceinline__ void FinishGateUpRow(const GemmArgs& args,
+                                                const GateUpScales& scales,
+                                                int unit,
+                                                const TilePlace& place,
+                                                float4 gate_z,
+                                                float4 up_z,
+                                                int lane) {
+  const float4 g4 = RotateOutput(gate_z, scales.gate_svh, lane);
+  const float4 u4 = RotateOutput(up_z, scales.up_svh, lane);
+  float g[4] = {g4.x, g4.y, g4.z, g4.w};
+  float u[4] = {u4.x, u4.y, u4.z, u4.w};
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int col = min(block + i * kWarpsPerBlock, num_blocks - 1) * kBlockN + 4 * lane;
-      v[i] = LoadRow4(x, args.x_type, col, input.x_cols);
-      scale[i] = LoadHalf4(suh, col);
+  for (int i = 0; i < 4; ++i) {
+    if (args.round_gate_up) {
+      g[i] = RoundBf16(g[i]);
+      u[i] = RoundBf16(u[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (block + i * kWarpsPerBlock >= num_blocks) break;
-      StoreRotated(xh,
-                   args.pairs,
-                   to,
-                   block + i * kWarpsPerBlock,
-                   lane,
-                   RotateInput(v[i], scale[i], lane, false));
-    }
+    const float clamped_gate = fminf(g[i], args.limit);
+    const float clamped_up = fminf(fmaxf(u[i], -args.limit), args.limit);
+    g[i] = clamped_gate / (1.0f + __expf(-clamped_gate)) * clamped_up;
+    if (args.round_activation) g[i] = RoundBf16(g[i]);
   }
+  const uint2 words =
+      RotateInput(make_float4(g[0], g[1], g[2], g[3]), scales.down_suh, lane, false);
+  StoreRotated(static_cast<uint32_t*>(args.xh_down), args.down_pairs, place, unit, lane, words);
 }
 
 // A slot's place among the slots of few rows, found by one warp. An expert's first group has the
@@ -247,37 +272,29 @@ __device__ __forceinline__ TilePlace FindPlace(const int32_t* ids, int n, int sl
   return TilePlace{less, (equal + kGroupRows - 1) / kGroupRows, before};
 }
 
-// xh for gate and up of few rows: a block per slot and matrix.
+// xh for gate and up of few rows: a block per slot, matrix and 8 blocks of 128 channels, one a
+// warp.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
     MoeRotateFewKernel(const __grid_constant__ GemmArgs args, uint32_t* xh) {
-  constexpr int kBatch = 5;  // 128-blocks in flight per warp
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int slot = static_cast<int>(blockIdx.x >> 1), which = static_cast<int>(blockIdx.x & 1);
+  const int parts = (args.pairs / 4 + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  const int job = static_cast<int>(blockIdx.x) / parts;
+  const int block = (static_cast<int>(blockIdx.x) - job * parts) * kWarpsPerBlock +
+                    static_cast<int>(threadIdx.x / 32);
+  const int slot = job >> 1, which = job & 1;
   device::WaitForPrevious();
   device::LaunchNext();
-  const MoeExpert& e = args.experts[args.ids[slot]];
-  const void* suh = which == 0 ? e.gate_suh : e.up_suh;
+  if (block >= args.pairs / 4) return;
+  const int col = block * kBlockN + 4 * lane;
   const GemmMatrix& input = args.matrices[0];
-  const char* x = RowPointer(input.x, args.x_type, input.x_stride, slot / args.num_chosen);
+  const float4 x =
+      LoadRow4(RowPointer(input.x, args.x_type, input.x_stride, slot / args.num_chosen),
+               args.x_type, col, input.x_cols);
+  const MoeExpert& e = args.experts[args.ids[slot]];
+  const float4 suh = LoadHalf4(which == 0 ? e.gate_suh : e.up_suh, col);
   TilePlace place = FindPlace(args.ids, args.rows * args.num_chosen, slot, lane);
   place.first_group += which * args.group_capacity;
-  const int num_blocks = args.pairs / 4;
-  for (int block = static_cast<int>(threadIdx.x / 32); block < num_blocks;
-       block += kBatch * kWarpsPerBlock) {
-    float4 v[kBatch], scale[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int col = min(block + i * kWarpsPerBlock, num_blocks - 1) * kBlockN + 4 * lane;
-      v[i] = LoadRow4(x, args.x_type, col, input.x_cols);
-      scale[i] = LoadHalf4(suh, col);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (block + i * kWarpsPerBlock >= num_blocks) break;
-      const uint2 words = RotateInput(v[i], scale[i], lane, false);
-      StoreRotated(xh, args.pairs, place, block + i * kWarpsPerBlock, lane, words);
-    }
-  }
+  StoreRotated(xh, args.pairs, place, block, lane, RotateInput(x, suh, lane, false));
 }
 
 // Activation of few rows: a warp per slot and 128 columns.
@@ -295,17 +312,33 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   device::WaitForPrevious();
   device::LaunchNext();
   const int s = args.num_segments;
-  FinishGateUpRow(args,
-                  scales,
-                  unit,
-                  place,
+  FinishGateUpRow(args, scales, unit, place,
                   SumSegments(GateUpPartial(args, position, unit, 0, s), s, lane),
-                  SumSegments(GateUpPartial(args, position, unit, 1, s), s, lane),
-                  lane);
+                  SumSegments(GateUpPartial(args, position, unit, 1, s), s, lane), lane);
 }
 
-// Adds the experts of every row, ascending ids, then the shared expert: a warp per row and 128 columns.
+// Activation of a chunk: a warp per sorted position and 128 columns.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
+    MoeActivateKernel(const __grid_constant__ GemmArgs args, const Place* places) {
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
+  const int position = static_cast<int>(job / args.num_blocks);
+  const int unit = static_cast<int>(job - static_cast<int64_t>(position) * args.num_blocks);
+  if (position >= args.rows * args.num_chosen) return;
+  const Place place = places[position];
+  const GateUpScales scales = LoadGateUpScales(args, place.expert, unit, lane);
+  device::WaitForPrevious();
+  device::LaunchNext();
+  FinishGateUpRow(args, scales, unit, TilePlace{place.first_group, place.num_groups, place.row},
+                  SumSegments(GateUpPartial(args, position, unit, 0, 1), 1, lane),
+                  SumSegments(GateUpPartial(args, position, unit, 1, 1), 1, lane), lane);
+}
+
+// Rotates the experts' outputs and adds them for every row, ascending ids, then the shared expert:
+// a warp per row and 128 columns. kFew: rows so few that latency counts; their vectors are fetched
+// before the previous kernel ends.
+template <bool kFew>
+__global__ void __launch_bounds__(32 * kWarpsPerBlock, kFew ? 1 : 4)
     MoeCombineKernel(const __grid_constant__ GemmArgs args) {
   constexpr int kMaxChosen = 8;
   const int lane = static_cast<int>(threadIdx.x & 31);
@@ -324,32 +357,42 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
     const int other = __shfl_sync(0xffffffffu, id, j);
     rank += other < id || (other == id && j < lane);
   }
-  device::WaitForPrevious();
-  device::LaunchNext();
-  float4 v[kMaxChosen];
+  float4 v[kMaxChosen], svh[kMaxChosen];
   float w[kMaxChosen];
+  int slot[kMaxChosen], expert[kMaxChosen];
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
-      const int j = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
-      w[r] = __shfl_sync(0xffffffffu, weight, j);
+      slot[r] = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
+      w[r] = __shfl_sync(0xffffffffu, weight, slot[r]);
+      expert[r] = __shfl_sync(0xffffffffu, id, slot[r]);
+      if (kFew) svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
+    }
+  }
+  device::WaitForPrevious();
+  device::LaunchNext();
+#pragma unroll
+  for (int r = 0; r < kMaxChosen; ++r) {
+    if (r < chosen) {
       v[r] = __ldcg(reinterpret_cast<const float4*>(
-          args.slot_out + (slot0 + j) * args.num_blocks * kBlockN + col));
+          args.slot_out + (slot0 + slot[r]) * args.num_blocks * kBlockN + col));
     }
   }
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
-      sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], v[r].x));
-      sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], v[r].y));
-      sum.z = __fadd_rn(sum.z, __fmul_rn(w[r], v[r].z));
-      sum.w = __fadd_rn(sum.w, __fmul_rn(w[r], v[r].w));
+      if (!kFew) svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
+      const float4 o = RotateOutput(v[r], svh[r], lane);
+      sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], o.x));
+      sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], o.y));
+      sum.z = __fadd_rn(sum.z, __fmul_rn(w[r], o.z));
+      sum.w = __fadd_rn(sum.w, __fmul_rn(w[r], o.w));
     }
   }
   if (args.shared_out != nullptr) {
-    const float4 s = *reinterpret_cast<const float4*>(
-        static_cast<const float*>(args.shared_out) + row * args.shared_stride + col);
+    const float4 s = *reinterpret_cast<const float4*>(static_cast<const float*>(args.shared_out) +
+                                                      row * args.shared_stride + col);
     sum = make_float4(sum.x + s.x, sum.y + s.y, sum.z + s.z, sum.w + s.w);
   }
   const GemmMatrix& output = args.matrices[0];
@@ -391,8 +434,9 @@ CudaStatus Validate(const MoeCudaParams& p) {
 
 // The cuts of the two products: parts of the result, so functions of the shape only.
 int GateUpSegments(const MoeCudaParams& p) {
-  if (const char* s = getenv("GU_SEGMENTS")) return atoi(s);
-  return Exl3Segments(p.d, 2 * p.num_chosen * (p.inner / kBlockN));
+  // About 480 tasks for one row: measured best of 2, 4, 5, 6, 8, 11 segments from 1 to 8 rows.
+  const int units = 2 * p.num_chosen * (p.inner / kBlockN);
+  return std::clamp((480 + units / 2) / units, 1, std::clamp(p.d / kPairK / 20, 1, kMaxSegments));
 }
 int DownSegments(const MoeCudaParams& p) {
   return std::max(1, p.inner / kPairK / 80);
@@ -450,16 +494,18 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
   const int longest =
       args.whole ? args.pairs : (args.pairs + args.num_segments - 1) / args.num_segments;
   size_t shared_bytes = 0;
-  if (CudaStatus status = LayOutShared(
-          device, bits, kernel_groups, longest, args.small != 0, &args, &shared_bytes);
+  if (CudaStatus status =
+          LayOutShared(device, bits, kernel_groups, longest, args.small != 0, &args, &shared_bytes);
       !status.ok()) {
     return status;
   }
   if (CudaStatus status = FinishArgs(&args); !status.ok()) return status;
   const int64_t grid = std::min<int64_t>(
-      max_tasks, static_cast<int64_t>(BlocksPerSm(device, shared_bytes)) * device.num_sms);
-  const auto error = static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups)(
-      args, static_cast<int>(grid), shared_bytes, stream));
+      max_tasks,
+      static_cast<int64_t>(BlocksPerSm(device, kernel_groups, shared_bytes)) * device.num_sms);
+  const auto error =
+      static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups, args.small == 0)(
+          args, static_cast<int>(grid), shared_bytes, stream));
   if (error != cudaSuccess) {
     return CudaError(error, "moe product K = %d: %s", bits, cudaGetErrorString(error));
   }
@@ -497,12 +543,9 @@ int64_t Blocks(int64_t warps) {
 }
 
 CudaStatus LaunchCombine(const MoeCudaParams& p, const GemmArgs& down, void* stream) {
-  const cudaError_t error = LaunchDependent(&MoeCombineKernel,
-                                            Blocks(static_cast<int64_t>(p.rows) * down.num_blocks),
-                                            32 * kWarpsPerBlock,
-                                            0,
-                                            stream,
-                                            down);
+  const cudaError_t error = LaunchDependent(
+      p.rows <= kMaxMoeSmallRows ? &MoeCombineKernel<true> : &MoeCombineKernel<false>,
+      Blocks(static_cast<int64_t>(p.rows) * down.num_blocks), 32 * kWarpsPerBlock, 0, stream, down);
   if (error != cudaSuccess) return CudaError(error, "moe combine: %s", cudaGetErrorString(error));
   return {};
 }
@@ -518,7 +561,6 @@ CudaStatus RunSmall(const MoeCudaParams& p,
   const int groups = (p.rows + kGroupRows - 1) / kGroupRows;
   GemmArgs args = CommonArgs(p);
   args.small = 1;
-  args.external_finish = 1;
   args.counters = reinterpret_cast<uint32_t*>(scratch);
   args.xh_down = scratch + l.xh_down;
   args.partial = reinterpret_cast<float*>(scratch + l.partial);
@@ -528,41 +570,19 @@ CudaStatus RunSmall(const MoeCudaParams& p,
   GemmArgs gate_up = args;
   MakeGateUp(p, &gate_up);
   gate_up.xh = scratch + l.xh;
-  // Very few rows save the launches of rotation and activation.
-  gate_up.resident = p.rows <= kMaxResidentRows;
-  gate_up.external_finish = p.rows > kMaxFusedRows;
-  if (const char* v = getenv("MOE_RESIDENT")) gate_up.resident = p.rows <= atoi(v);
-  if (const char* v = getenv("MOE_FUSED")) gate_up.external_finish = p.rows > atoi(v);
-  cudaError_t error = cudaSuccess;
-  if (!gate_up.resident) {
-    error = LaunchDependent(&MoeRotateFewKernel,
-                            slots * 2,
-                            32 * kWarpsPerBlock,
-                            0,
-                            stream,
-                            gate_up,
-                            reinterpret_cast<uint32_t*>(scratch + l.xh));
-    if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
-  }
-  if (CudaStatus status = LaunchProduct(p,
-                                        device,
-                                        p.gate_up_bits,
-                                        groups,
-                                        hit * gate_up.num_blocks * 2 * gate_up.num_segments,
-                                        gate_up,
-                                        stream);
+  cudaError_t error = LaunchDependent(&MoeRotateFewKernel, slots * 2 * Blocks(gate_up.pairs / 4),
+                                      32 * kWarpsPerBlock, 0, stream, gate_up,
+                                      reinterpret_cast<uint32_t*>(scratch + l.xh));
+  if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
+  if (CudaStatus status =
+          LaunchProduct(p, device, p.gate_up_bits, groups,
+                        hit * gate_up.num_blocks * 2 * gate_up.num_segments, gate_up, stream);
       !status.ok()) {
     return status;
   }
-  if (gate_up.external_finish) {
-    error = LaunchDependent(&MoeActivateFewKernel,
-                            Blocks(slots * gate_up.num_blocks),
-                            32 * kWarpsPerBlock,
-                            0,
-                            stream,
-                            gate_up);
-    if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
-  }
+  error = LaunchDependent(&MoeActivateFewKernel, Blocks(slots * gate_up.num_blocks),
+                          32 * kWarpsPerBlock, 0, stream, gate_up);
+  if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
   GemmArgs down = args;
   MakeDown(p, &down);
   down.xh = args.xh_down;
@@ -582,7 +602,8 @@ CudaStatus RunChunk(const MoeCudaParams& p,
   const ChunkLayout l = LayOutChunk(p, p.rows);
   char* scratch = static_cast<char*>(workspace.data);
   const int slots = p.rows * p.num_chosen;
-  if (static_cast<size_t>(l.max_entries * (p.inner / kBlockN)) * sizeof(uint32_t) > kCudaCounterBytes) {
+  if (static_cast<size_t>(l.max_entries * (p.inner / kBlockN)) * sizeof(uint32_t) >
+      kCudaCounterBytes) {
     return CudaError(-1, "moe: chunk of %d rows needs more counters than there are", p.rows);
   }
   GemmArgs args = CommonArgs(p);
@@ -596,32 +617,26 @@ CudaStatus RunChunk(const MoeCudaParams& p,
   args.group_capacity = l.groups;
   args.whole = 1;
 
-  cudaError_t error = LaunchDependent(&MoeSortKernel,
-                                      1,
-                                      kSortThreads,
-                                      0,
-                                      stream,
-                                      p.ids,
-                                      slots,
-                                      p.num_experts,
-                                      l.tile_groups,
-                                      reinterpret_cast<MoeEntry*>(scratch + l.entries),
-                                      reinterpret_cast<int32_t*>(scratch + l.order),
-                                      reinterpret_cast<Place*>(scratch + l.place),
-                                      reinterpret_cast<int32_t*>(scratch + l.num_entries));
+  cudaError_t error =
+      LaunchDependent(&MoeSortKernel, 1, kSortThreads, 0, stream, p.ids, slots, p.num_experts,
+                      l.tile_groups, reinterpret_cast<MoeEntry*>(scratch + l.entries),
+                      reinterpret_cast<ExpertRows*>(scratch + l.expert_rows),
+                      reinterpret_cast<int32_t*>(scratch + l.num_entries));
   if (error != cudaSuccess) return CudaError(error, "moe sort: %s", cudaGetErrorString(error));
+  error = LaunchDependent(
+      &MoePlaceKernel, (slots + 32 * kWarpsPerBlock - 1) / (32 * kWarpsPerBlock),
+      32 * kWarpsPerBlock, 0, stream, p.ids, slots, l.tile_groups,
+      reinterpret_cast<ExpertRows*>(scratch + l.expert_rows),
+      reinterpret_cast<int32_t*>(scratch + l.order), reinterpret_cast<Place*>(scratch + l.place));
+  if (error != cudaSuccess) return CudaError(error, "moe place: %s", cudaGetErrorString(error));
 
   GemmArgs gate_up = args;
   MakeGateUp(p, &gate_up);
   gate_up.xh = scratch + l.xh;
-  error = LaunchDependent(&MoeRotateKernel,
-                          static_cast<int64_t>(slots) * 2,
-                          32 * kWarpsPerBlock,
-                          0,
-                          stream,
-                          gate_up,
-                          reinterpret_cast<const Place*>(scratch + l.place),
-                          reinterpret_cast<uint32_t*>(scratch + l.xh));
+  error = LaunchDependent(
+      &MoeRotateKernel, Blocks(static_cast<int64_t>(slots) * 2 * ((gate_up.pairs / 4 + 3) / 4)),
+      32 * kWarpsPerBlock, 0, stream, gate_up, reinterpret_cast<const Place*>(scratch + l.place),
+      reinterpret_cast<uint32_t*>(scratch + l.xh));
   if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
   const int groups = std::min(l.tile_groups, (p.rows + kGroupRows - 1) / kGroupRows);
   const int64_t everywhere = int64_t{1} << 30;
@@ -630,6 +645,10 @@ CudaStatus RunChunk(const MoeCudaParams& p,
       !status.ok()) {
     return status;
   }
+  error = LaunchDependent(
+      &MoeActivateKernel, Blocks(static_cast<int64_t>(slots) * gate_up.num_blocks),
+      32 * kWarpsPerBlock, 0, stream, gate_up, reinterpret_cast<const Place*>(scratch + l.place));
+  if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
   GemmArgs down = args;
   MakeDown(p, &down);
   down.xh = args.xh_down;
@@ -655,7 +674,8 @@ CudaStatus MoeCuda(const MoeCudaParams& params,
                    void* stream) {
   if (CudaStatus status = Validate(params); !status.ok()) return status;
   int slice = params.rows;
-  while (slice > 1 && workspace.bytes < MoeCudaWorkspaceBytes(params, slice)) slice = (slice + 1) / 2;
+  while (slice > 1 && workspace.bytes < MoeCudaWorkspaceBytes(params, slice))
+    slice = (slice + 1) / 2;
   if (workspace.bytes < MoeCudaWorkspaceBytes(params, slice)) {
     return CudaError(-2, "moe: workspace has %zu bytes, one row needs %zu", workspace.bytes,
                      MoeCudaWorkspaceBytes(params, 1));

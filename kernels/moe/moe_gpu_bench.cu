@@ -2,10 +2,11 @@
 //
 //   moe_gpu_bench [--json=PATH] [--quick] [--rows=N] [--chunks-only]
 //
-// The half layer of two ranks: 384 experts, 5120 -> 1152 -> 5120, 6 a row, activation limit 10. Three
-// layers of random weights in turn, 24 different routings per graph (chunks: 6 calls, queued), median of
-// the replays. "ceiling": the distinct experts' weights at 4.4 T a second; "anchor": the best of both
-// releases of the EXL3 reference implementation as measured on the same kind of card.
+// The half layer of two ranks: 384 experts, 5120 -> 1152 -> 5120, 6 a row, activation limit 10.
+// Three layers of random weights in turn, 24 different routings per graph (chunks: 6 calls,
+// queued), median of the replays. "ceiling": the distinct experts' weights at 4.4 T a second;
+// "anchor": the best of both releases of the EXL3 reference implementation as measured on the same
+// kind of card.
 #include "kernels/cuda/gpu_test_util_cuda.cuh"
 #include "kernels/moe/moe_cuda.h"
 
@@ -28,8 +29,8 @@ Layer MakeLayer(int bits, uint64_t seed) {
   const size_t vectors = 3 * (kD + kInner);
   layer.trellis = DeviceArray<uint8_t>(3 * matrix * kExperts);
   layer.vectors = DeviceArray<__half>(vectors * kExperts);
-  FillBits<<<2048, 256>>>(
-      reinterpret_cast<uint32_t*>(layer.trellis.get()), layer.trellis.size() / 4, seed);
+  FillBits<<<2048, 256>>>(reinterpret_cast<uint32_t*>(layer.trellis.get()),
+                          layer.trellis.size() / 4, seed);
   Randomize(layer.vectors.get(), layer.vectors.size(), seed + 1, true, 0.1f);
   std::vector<exl3::MoeExpert> experts(kExperts);
   for (int e = 0; e < kExperts; ++e) {
@@ -77,7 +78,8 @@ std::vector<int32_t> MakeIds(int rows, bool skewed, Random& random, double* dist
       const int id = (std::min(rank, kExperts - 1) * 131) % kExperts;  // popular ones anywhere
       if (std::find(row.begin(), row.end(), id) == row.end()) row.push_back(id);
     }
-    for (int id : row) hit[static_cast<size_t>(id)] = true;
+    for (int id : row)
+      hit[static_cast<size_t>(id)] = true;
     ids.insert(ids.end(), row.begin(), row.end());
   }
   *distinct += static_cast<double>(std::count(hit.begin(), hit.end(), true));
@@ -92,15 +94,15 @@ struct Row {
 };
 
 const Row kRows[] = {
-    {3, false, 1, 67.0}, {3, false, 2, 123.3}, {3, false, 4, 225.8}, {3, false, 6, 299.8},
-    {3, false, 8, 393.4}, {3, false, 16, 704}, {3, false, 24, 976}, {3, false, 48, 1798},
-    {3, true, 1, 67.8}, {3, true, 2, 123.8}, {3, true, 4, 214.3}, {3, true, 6, 294.9},
-    {3, true, 8, 360.9}, {3, true, 16, 617}, {3, true, 24, 812}, {3, true, 48, 1632},
-    {2, false, 1, 63.1}, {2, false, 2, 114.6}, {2, false, 4, 211.1}, {2, false, 6, 282.4},
-    {2, false, 8, 371.1}, {2, false, 16, 657}, {2, false, 24, 900}, {2, false, 48, 1825},
-    {3, false, 128, 5220}, {3, false, 256, 6000}, {3, false, 512, 6370}, {3, false, 1024, 7010},
-    {3, false, 2048, 8910}, {3, false, 4096, 14070}, {3, true, 128, 4180}, {3, true, 256, 5510},
-    {3, true, 512, 7190}, {3, true, 1024, 7900}, {3, true, 2048, 9700}, {3, true, 4096, 12300},
+    {3, false, 1, 67.0},    {3, false, 2, 123.3},    {3, false, 4, 225.8},  {3, false, 6, 299.8},
+    {3, false, 8, 393.4},   {3, false, 16, 704},     {3, false, 24, 976},   {3, false, 48, 1798},
+    {3, true, 1, 67.8},     {3, true, 2, 123.8},     {3, true, 4, 214.3},   {3, true, 6, 294.9},
+    {3, true, 8, 360.9},    {3, true, 16, 617},      {3, true, 24, 812},    {3, true, 48, 1632},
+    {2, false, 1, 63.1},    {2, false, 2, 114.6},    {2, false, 4, 211.1},  {2, false, 6, 282.4},
+    {2, false, 8, 371.1},   {2, false, 16, 657},     {2, false, 24, 900},   {2, false, 48, 1825},
+    {3, false, 128, 5220},  {3, false, 256, 6000},   {3, false, 512, 6370}, {3, false, 1024, 7010},
+    {3, false, 2048, 8910}, {3, false, 4096, 14070}, {3, true, 128, 4180},  {3, true, 256, 5510},
+    {3, true, 512, 7190},   {3, true, 1024, 7900},   {3, true, 2048, 9700}, {3, true, 4096, 12300},
 };
 
 MoeCudaParams Params(int bits, int rows) {
@@ -129,17 +131,20 @@ int Main(int argc, char** argv) {
   DeviceArray<float> out(static_cast<size_t>(kMost) * kD), part(static_cast<size_t>(1000) * kD);
   std::vector<float> h_weights(static_cast<size_t>(kMost) * kChosen, 0.25f);
   Random random{99};
-  for (float& w : h_weights) w = static_cast<float>(0.1 + 0.4 * random.Next());
+  for (float& w : h_weights)
+    w = static_cast<float>(0.1 + 0.4 * random.Next());
   const DeviceArray<float> weights(h_weights);
   const Workspace workspace(MoeCudaWorkspaceBytes(Params(3, kMost), kMost));
   int64_t total_mismatches = 0;
-  std::printf("%-12s %5s %8s %9s %9s %8s %7s %7s\n", "K routing", "rows", "distinct", "us", "ceiling",
-              "share", "anchor", "ratio");
+  std::printf("%-12s %5s %8s %9s %9s %8s %7s %7s\n", "K routing", "rows", "distinct", "us",
+              "ceiling", "share", "anchor", "ratio");
   for (int bits : {3, 2}) {
     std::vector<Layer> layers;
-    for (int i = 0; i < kLayers; ++i) layers.push_back(MakeLayer(bits, 10 * static_cast<uint64_t>(i) + 1));
+    for (int i = 0; i < kLayers; ++i)
+      layers.push_back(MakeLayer(bits, 10 * static_cast<uint64_t>(i) + 1));
     int64_t compared = 0, mismatches = 0;
-    auto run = [&](int layer, const int32_t* ids, int first, int rows, float* to, cudaStream_t stream) {
+    auto run = [&](int layer, const int32_t* ids, int first, int rows, float* to,
+                   cudaStream_t stream) {
       MoeCudaParams p = Params(bits, rows);
       p.experts = layers[static_cast<size_t>(layer)].table.get();
       p.ids = ids + first * kChosen;
@@ -160,21 +165,24 @@ int Main(int argc, char** argv) {
           const std::vector<float> got = part.ToHost();
           for (int r = 0; r < rows; ++r) {
             ++compared;
-            mismatches += std::memcmp(got.data() + static_cast<size_t>(r) * kD,
-                                      want.data() + static_cast<size_t>(first + r) * kD, kD * 4) != 0;
+            mismatches +=
+                std::memcmp(got.data() + static_cast<size_t>(r) * kD,
+                            want.data() + static_cast<size_t>(first + r) * kD, kD * 4) != 0;
           }
         }
       }
     }
     total_mismatches += mismatches;
     for (const Row& row : kRows) {
-      if (row.bits != bits || (quick && row.rows > 8 && row.rows != 48 && row.rows != 1024)) continue;
+      if (row.bits != bits || (quick && row.rows > 8 && row.rows != 48 && row.rows != 1024))
+        continue;
       if (only_rows != nullptr && row.rows != std::atoi(only_rows)) continue;
       const bool chunk = row.rows > kMaxMoeSmallRows;
       const int routings = chunk ? 6 : kRoutings;
       double distinct = 0;
       std::vector<DeviceArray<int32_t>> ids;
-      for (int i = 0; i < routings; ++i) ids.emplace_back(MakeIds(row.rows, row.skewed, random, &distinct));
+      for (int i = 0; i < routings; ++i)
+        ids.emplace_back(MakeIds(row.rows, row.skewed, random, &distinct));
       distinct /= routings;
       const double us = TimeGraph(routings, chunk ? 3 : 8, [&](int i, cudaStream_t stream) {
         run(i % kLayers, ids[static_cast<size_t>(i)].get(), 0, row.rows, out.get(), stream);
@@ -183,15 +191,18 @@ int Main(int argc, char** argv) {
       const double ceiling = weights_decoded / 4.4e6;
       const double read_us = weights_decoded * bits / 8 / 4.55e6;
       std::printf("K=%d %-8s %5d %8.1f %9.1f %9.1f %7.1f%% %7.0f %6.2fx\n", bits,
-                  row.skewed ? "skewed" : "uniform", row.rows, distinct, us, ceiling, 100 * ceiling / us,
-                  row.anchor_us, row.anchor_us / us);
-      json.Write("{\"op\": \"moe\", \"bits\": %d, \"routing\": \"%s\", \"rows\": %d, \"distinct\": %.1f, "
-                 "\"us\": %.2f, \"read_us\": %.1f, \"decode_us\": %.1f, \"share_of_floor\": %.3f, \"tflops\": %.1f, "
-                 "\"anchor_us\": %.1f, \"ratio\": %.3f, \"rows_compared_bitwise\": %lld, \"mismatches\": %lld}",
-                 bits, row.skewed ? "skewed" : "uniform", row.rows, distinct, us, read_us, ceiling,
-                 std::max(read_us, ceiling) / us,
-                 2.0 * row.rows * kChosen * 3 * kD * kInner / us * 1e-6, row.anchor_us, row.anchor_us / us,
-                 static_cast<long long>(compared), static_cast<long long>(mismatches));
+                  row.skewed ? "skewed" : "uniform", row.rows, distinct, us, ceiling,
+                  100 * ceiling / us, row.anchor_us, row.anchor_us / us);
+      json.Write(
+          "{\"op\": \"moe\", \"bits\": %d, \"routing\": \"%s\", \"rows\": %d, \"distinct\": %.1f, "
+          "\"us\": %.2f, \"read_us\": %.1f, \"decode_us\": %.1f, \"share_of_floor\": %.3f, "
+          "\"tflops\": %.1f, "
+          "\"anchor_us\": %.1f, \"ratio\": %.3f, \"rows_compared_bitwise\": %lld, \"mismatches\": "
+          "%lld}",
+          bits, row.skewed ? "skewed" : "uniform", row.rows, distinct, us, read_us, ceiling,
+          std::max(read_us, ceiling) / us, 2.0 * row.rows * kChosen * 3 * kD * kInner / us * 1e-6,
+          row.anchor_us, row.anchor_us / us, static_cast<long long>(compared),
+          static_cast<long long>(mismatches));
     }
     std::printf("K=%d: %lld rows compared bit for bit, %lld mismatches\n", bits,
                 static_cast<long long>(compared), static_cast<long long>(mismatches));

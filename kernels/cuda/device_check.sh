@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Everything that a GPU has to say about the kernels, in one go: builds the checks and benchmarks with
+# the CUDA compiler alone (or uses those in $PREBUILT), runs exactness, invariance and the sanitizer,
+# then the benchmarks, and leaves logs and JSON lines in $OUT.
+#   OUT=DIR [PREBUILT=DIR] [VECTORS=DIR] [ARCH=sm_90] kernels/cuda/device_check.sh [step...]
+# Steps: build check sanitize linear moe counters (default: build check linear moe). VECTORS is the
+# folder of golden EXL3 matrices (manifest.json beside the .bin files).
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+out=${OUT:-build/device}
+bin=${PREBUILT:-$out/bin}
+arch=${ARCH:-sm_90}
+mkdir -p "$out"
+export PATH=$PATH:/usr/local/cuda/bin
+status=0
+
+build() {
+  [[ -n ${PREBUILT:-} ]] && return
+  mkdir -p "$bin" "$bin/obj"
+  local flags=(-std=c++20 -O3 "-arch=$arch" -I. -fmad=false -lineinfo)
+  local sources=(kernels/exl3/*_cuda.cu kernels/moe/*_cuda.cu kernels/cuda/workspace_cuda.cu)
+  local programs=(kernels/cuda/device_check.cu kernels/exl3/exl3_linear_gpu_bench.cu kernels/moe/moe_gpu_bench.cu)
+  printf '%s\n' "${sources[@]}" "${programs[@]}" |
+    xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o '"$bin"'/obj/$(basename {} .cu).o' sh "${flags[@]}" || return 1
+  local objects=()
+  for s in "${sources[@]}"; do objects+=("$bin/obj/$(basename "$s" .cu).o"); done
+  for p in "${programs[@]}"; do
+    local name
+    name=$(basename "$p" .cu)
+    nvcc "-arch=$arch" "$bin/obj/$name.o" "${objects[@]}" -o "$bin/$name" || return 1
+  done
+}
+
+run() {  # name, seconds, command
+  local name=$1 limit=$2
+  shift 2
+  echo "== $name"
+  timeout "$limit" "$@" >"$out/$name.log" 2>&1
+  local rc=$?
+  [[ $rc == 0 ]] || status=1
+  tail -n "${LINES_SHOWN:-40}" "$out/$name.log"
+  echo "== $name: exit $rc after ${SECONDS}s"
+}
+
+steps=("$@")
+[[ ${#steps[@]} == 0 ]] && steps=(build check linear moe)
+for step in "${steps[@]}"; do
+  case $step in
+    build) build || exit 1 ;;
+    check) run check 240 "$bin/device_check" ${VECTORS:+--vectors="$VECTORS"} ;;
+    quick) run quick 120 "$bin/device_check" --quick ${VECTORS:+--vectors="$VECTORS"} ;;
+    sanitize)
+      run memcheck 200 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
+      run racecheck 200 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check" --quick
+      ;;
+    linear) run linear 200 "$bin/exl3_linear_gpu_bench" --json="$out/linear.json" ;;
+    linear-quick) run linear 120 "$bin/exl3_linear_gpu_bench" --quick --json="$out/linear.json" ;;
+    sweep) run sweep 120 "$bin/exl3_linear_gpu_bench" --sweep ;;
+    moe) run moe 200 "$bin/moe_gpu_bench" --json="$out/moe.json" ;;
+    moe-quick) run moe 120 "$bin/moe_gpu_bench" --quick --json="$out/moe.json" ;;
+    counters)  # one gate/up and one down kernel of 8 rows, then linears; Nsight Compute
+      run counters 100 ncu --clock-control none --section SpeedOfLight --section WarpStateStats \
+        --section SchedulerStats --section InstructionStats --section Occupancy --section MemoryWorkloadAnalysis \
+        -k regex:Exl3Gemm --launch-skip "${SKIP:-20}" --launch-count 2 "$bin/moe_gpu_bench" --quick --rows=8
+      ;;
+    *) echo "unknown step $step"; exit 2 ;;
+  esac
+done
+exit $status

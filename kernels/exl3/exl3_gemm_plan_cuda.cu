@@ -1,0 +1,113 @@
+// Shared memory layout of the product kernel and the table of its instances.
+#include "kernels/exl3/exl3_gemm_plan_cuda.h"
+
+#include <algorithm>
+
+#include "kernels/exl3/exl3_gemm_cuda.cuh"
+
+namespace twinspark::exl3 {
+namespace {
+
+constexpr int kMaxRing = 8;                 // stages; more were not faster
+constexpr size_t kReservedPerBlock = 1024;  // what the driver takes of every block's share
+
+size_t RoundUp(size_t bytes) {
+  return (bytes + 127) / 128 * 128;
+}
+
+}  // namespace
+
+CudaStatus LayOutShared(const CudaDevice& device,
+                        int bits,
+                        int kernel_groups,
+                        int longest_pairs,
+                        bool route,
+                        GemmArgs* args,
+                        size_t* shared_bytes) {
+  const size_t pair_weights = 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
+  const size_t pair_inputs = args->resident ? 0 : static_cast<size_t>(kernel_groups) * kPairBytes;
+  const size_t resident =
+      args->resident
+          ? RoundUp(static_cast<size_t>(kernel_groups) * (longest_pairs + 3) * kPairBytes)
+          : 0;
+  size_t z = 0;  // rows of outputs, or the sums of earlier segments
+  if (args->whole && args->kind == GemmKind::kLinear) {
+    z = static_cast<size_t>(kernel_groups) * kGroupRows * kZStride * sizeof(float);
+  }
+  if (args->whole && args->num_segments > 1) {
+    z = std::max(z, static_cast<size_t>(kernel_groups) * kGroupRows * kBlockN * sizeof(float));
+  }
+  z = RoundUp(z);
+  const size_t route_bytes = route ? RoundUp(sizeof(SharedRoute)) : 0;
+  const size_t fixed = kSharedHeaderBytes + resident + z + route_bytes;
+  const int stage_pairs = StagePairs(kernel_groups);
+  const size_t stage = RoundUp(stage_pairs * (pair_weights + pair_inputs));
+  // As many blocks per SM as registers allow if a ring of four stages fits; in the end one with
+  // two.
+  for (int blocks = BlocksByRegisters(kernel_groups); blocks >= 1; --blocks) {
+    const size_t budget = std::min(device.shared_bytes_per_block,
+                                   device.shared_bytes_per_sm / blocks - kReservedPerBlock);
+    if (fixed + (blocks >= 3 ? 4 : blocks == 2 ? 3 : 2) * stage > budget) continue;
+    args->num_stages =
+        static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
+    args->stage_bytes = static_cast<int>(stage);
+    size_t offset = kSharedHeaderBytes + args->num_stages * stage;
+    args->resident_offset = static_cast<int>(offset);
+    offset += resident;
+    args->z_offset = static_cast<int>(offset);
+    offset += z;
+    args->route_offset = static_cast<int>(offset);
+    *shared_bytes = offset + route_bytes;
+    return {};
+  }
+  return CudaError(-1, "exl3: %d row groups at K = %d need more shared memory than %zu bytes",
+                   kernel_groups, bits, device.shared_bytes_per_block);
+}
+
+CudaStatus FinishArgs(GemmArgs* args) {
+  if (args->num_segments < 1 || args->num_segments > kMaxSegments ||
+      args->num_segments > args->pairs || args->pairs > 0xffff) {
+    return CudaError(-1, "exl3: %d segments of %d inputs", args->num_segments,
+                     args->pairs * kPairK);
+  }
+  // Long segments begin at whole ring stages; short ones are cut as evenly as possible.
+  const int unit = args->pairs / args->num_segments >= 20 && args->pairs % 4 == 0 ? 4 : 1;
+  for (int s = 0; s <= args->num_segments; ++s) {
+    args->segment_begin[s] =
+        static_cast<uint16_t>(args->pairs / unit * s / args->num_segments * unit);
+  }
+  args->by_segments = MakeDivisor(args->num_segments);
+  args->by_tiles = MakeDivisor(std::max(1, args->num_tiles));
+  args->by_blocks = MakeDivisor(std::max(1, args->num_blocks));
+  return {};
+}
+
+int BlocksPerSm(const CudaDevice& device, int kernel_groups, size_t shared_bytes) {
+  const size_t fit = device.shared_bytes_per_sm / (shared_bytes + kReservedPerBlock);
+  return std::clamp(static_cast<int>(fit), 1, BlocksByRegisters(kernel_groups));
+}
+
+GemmLauncher FindGemm(int bits, int codebook, int groups, bool wide) {
+  switch (bits) {
+    case 1:
+      return GemmLauncherK1(codebook, groups, wide);
+    case 2:
+      return GemmLauncherK2(codebook, groups, wide);
+    case 3:
+      return GemmLauncherK3(codebook, groups, wide);
+    case 4:
+      return GemmLauncherK4(codebook, groups, wide);
+    case 5:
+      return GemmLauncherK5(codebook, groups, wide);
+    case 6:
+      return GemmLauncherK6(codebook, groups, wide);
+    case 7:
+      return GemmLauncherK7(codebook, groups, wide);
+    case 8:
+      return GemmLauncherK8(codebook, groups, wide);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace twinspark::exl3

@@ -1,0 +1,34 @@
+// Host-side choices that the linear and the mixture of experts share: how a block's shared memory
+// is laid out. Nothing here changes results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/workspace_cuda.h"
+#include "kernels/exl3/exl3_gemm_cuda.h"
+
+namespace twinspark::exl3 {
+
+// Rows, and rows times weights, up to which blocks rotate their own inputs (a launch costs what 1.5
+// us of product cost; a rotated row costs 2 % of a product), and the shared memory it may take.
+inline constexpr int kResidentRows = 8;
+inline constexpr double kResidentWork = 130e6;
+inline constexpr size_t kResidentLimit = 60 * 1024;
+
+// Fills the ring and offset fields of `args`. `longest_pairs`: of a task, for resident inputs.
+CudaStatus LayOutShared(const CudaDevice& device,
+                        int bits,
+                        int kernel_groups,
+                        int longest_pairs,
+                        bool route,
+                        GemmArgs* args,
+                        size_t* shared_bytes);
+
+// Fills the segment table and the divisors from the counts; call when those are final.
+CudaStatus FinishArgs(GemmArgs* args);
+
+// Blocks of the product kernel that fit an SM.
+int BlocksPerSm(const CudaDevice& device, int kernel_groups, size_t shared_bytes);
+
+}  // namespace twinspark::exl3
