@@ -1,5 +1,4 @@
-// Time as a parameter: what decides by time gets a Clock, so that tests run it by hand
-// (common/testing/manual_clock.h). Thread-safe.
+// Time as a parameter: what decides by time gets a Clock. Thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 
 #include <boost/json.hpp>
@@ -99,7 +100,7 @@ class Reader {
   }
 
   // Every key must be in the list: an unknown key may change the mathematics.
-  void Only(std::initializer_list<std::string_view> known) {
+  void Only(std::span<const std::string_view> known) {
     for (const auto& [key, value] : object_) {
       const std::string_view name(key.data(), key.size());
       if (std::find(known.begin(), known.end(), name) == known.end())
@@ -138,6 +139,12 @@ class Reader {
 
 constexpr int64_t kMaxDim = 1 << 20;
 
+constexpr std::string_view kRopeKeys[] = {
+    "rope_type", "type",           "factor",
+    "beta_fast", "beta_slow",      "original_max_position_embeddings",
+    "mscale",    "mscale_all_dim", "attention_factor",
+    "truncate",  "rope_theta"};
+
 absl::Status ParseRope(const boost::json::object& text, std::string_view origin, ModelConfig& c) {
   Reader top(text, origin, "text_config.");
   top.Number("rope_theta", c.rope_theta, 1, 1e12);
@@ -145,9 +152,7 @@ absl::Status ParseRope(const boost::json::object& text, std::string_view origin,
   const boost::json::object* scaling = top.Object("rope_scaling");
   RETURN_IF_ERROR(top.status());
   Reader rope(*scaling, origin, "text_config.rope_scaling.");
-  rope.Only({"rope_type", "type", "factor", "beta_fast", "beta_slow",
-             "original_max_position_embeddings", "mscale", "mscale_all_dim", "attention_factor",
-             "truncate", "rope_theta"});
+  rope.Only(kRopeKeys);
   rope.MustBe("rope_type", "yarn");
   rope.MustBe("type", "yarn");
   rope.MustBe("attention_factor", 1);
@@ -216,77 +221,80 @@ void ParseShape(Reader& r, ModelConfig& c) {
   r.Number("hc_eps", c.hc_eps, 0, 1);
 }
 
+// Every key of text_config that this program knows, read or without effect on the mathematics.
+constexpr std::string_view kTextKeys[] = {"model_type",
+                                          "vocab_size",
+                                          "hidden_size",
+                                          "moe_intermediate_size",
+                                          "num_hidden_layers",
+                                          "num_attention_heads",
+                                          "num_key_value_heads",
+                                          "head_dim",
+                                          "qk_rope_head_dim",
+                                          "q_lora_rank",
+                                          "o_lora_rank",
+                                          "o_groups",
+                                          "hidden_act",
+                                          "swiglu_limit",
+                                          "rms_norm_eps",
+                                          "attention_bias",
+                                          "attention_dropout",
+                                          "initializer_range",
+                                          "use_cache",
+                                          "tie_word_embeddings",
+                                          "max_position_embeddings",
+                                          "rope_theta",
+                                          "rope_scaling",
+                                          "compress_rope_theta",
+                                          "n_routed_experts",
+                                          "n_shared_experts",
+                                          "num_experts_per_tok",
+                                          "scoring_func",
+                                          "topk_method",
+                                          "norm_topk_prob",
+                                          "routed_scaling_factor",
+                                          "gate_temp",
+                                          "sliding_window",
+                                          "compress_ratios",
+                                          "kv_source_layer_ids",
+                                          "index_source_layer_ids",
+                                          "index_n_heads",
+                                          "index_head_dim",
+                                          "index_topk",
+                                          "candidate_source_layer_id",
+                                          "candidate_topk_blocks",
+                                          "candidate_block_size",
+                                          "hc_mult",
+                                          "hc_sinkhorn_iters",
+                                          "hc_eps",
+                                          "engram_layer_ids",
+                                          "engram_num_embeddings",
+                                          "engram_max_ngram_size",
+                                          "engram_vocab_size",
+                                          "engram_n_heads",
+                                          "engram_head_dim",
+                                          "engram_pad_token_id",
+                                          "engram_pad_id",
+                                          "engram_compressed_vocab_size",
+                                          "num_nextn_predict_layers",
+                                          "dspark_block_size",
+                                          "dspark_noise_token_id",
+                                          "dspark_target_layer_ids",
+                                          "dspark_markov_rank",
+                                          "dspark_n_routed_experts",
+                                          "dspark_num_experts_per_tok",
+                                          "dtype",
+                                          "torch_dtype",
+                                          "bos_token_id",
+                                          "eos_token_id",
+                                          "pad_token_id",
+                                          "image_token_id",
+                                          "transformers_version",
+                                          "architectures"};
+
 // Keys whose other values would be another network.
 void CheckFixed(Reader& r) {
-  r.Only({"model_type",
-          "vocab_size",
-          "hidden_size",
-          "moe_intermediate_size",
-          "num_hidden_layers",
-          "num_attention_heads",
-          "num_key_value_heads",
-          "head_dim",
-          "qk_rope_head_dim",
-          "q_lora_rank",
-          "o_lora_rank",
-          "o_groups",
-          "hidden_act",
-          "swiglu_limit",
-          "rms_norm_eps",
-          "attention_bias",
-          "attention_dropout",
-          "initializer_range",
-          "use_cache",
-          "tie_word_embeddings",
-          "max_position_embeddings",
-          "rope_theta",
-          "rope_scaling",
-          "compress_rope_theta",
-          "n_routed_experts",
-          "n_shared_experts",
-          "num_experts_per_tok",
-          "scoring_func",
-          "topk_method",
-          "norm_topk_prob",
-          "routed_scaling_factor",
-          "gate_temp",
-          "sliding_window",
-          "compress_ratios",
-          "kv_source_layer_ids",
-          "index_source_layer_ids",
-          "index_n_heads",
-          "index_head_dim",
-          "index_topk",
-          "candidate_source_layer_id",
-          "candidate_topk_blocks",
-          "candidate_block_size",
-          "hc_mult",
-          "hc_sinkhorn_iters",
-          "hc_eps",
-          "engram_layer_ids",
-          "engram_num_embeddings",
-          "engram_max_ngram_size",
-          "engram_vocab_size",
-          "engram_n_heads",
-          "engram_head_dim",
-          "engram_pad_token_id",
-          "engram_pad_id",
-          "engram_compressed_vocab_size",
-          "num_nextn_predict_layers",
-          "dspark_block_size",
-          "dspark_noise_token_id",
-          "dspark_target_layer_ids",
-          "dspark_markov_rank",
-          "dspark_n_routed_experts",
-          "dspark_num_experts_per_tok",
-          "dtype",
-          "torch_dtype",
-          "bos_token_id",
-          "eos_token_id",
-          "pad_token_id",
-          "image_token_id",
-          "transformers_version",
-          "architectures"});
+  r.Only(kTextKeys);
   r.MustBe("model_type", "deepseek_v41_text");
   r.MustBe("num_key_value_heads", 1);
   r.MustBe("hidden_act", "silu");
