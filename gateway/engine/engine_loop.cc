@@ -354,7 +354,7 @@ void EngineLoop::EndEpoch(const std::string& cause, const std::string& reason) {
   }
   monitor_.Watch(nullptr);
   group_.reset();  // ends the streams: the workers that live go back to IDLE
-  epochs_.EpochEnded();
+  epochs_.EpochEnded(cause == "divergence");
   Publish(/*force=*/true);
 }
 

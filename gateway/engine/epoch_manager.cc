@@ -105,10 +105,11 @@ EpochManager::~EpochManager() {
   thread_.join();
 }
 
-void EpochManager::EpochEnded() {
+void EpochManager::EpochEnded(bool diverged) {
   {
     std::lock_guard lock(mutex_);
     needed_ = true;
+    reload_weights_ = reload_weights_ || diverged;
   }
   changed_.notify_all();
 }
@@ -138,6 +139,7 @@ void EpochManager::Run() {
       {
         std::lock_guard lock(mutex_);
         needed_ = false;
+        reload_weights_ = false;
         facts_.ever_ready = true;
         facts_.waiting_for.clear();
       }
@@ -214,6 +216,7 @@ absl::StatusOr<EpochManager::Setup> EpochManager::TrySetUp() {
     facts_.epoch = group_config.epoch;
     facts_.waiting_for = "they load and join";
     // After the first epoch the digests may not change any more.
+    group_config.reload_weights = reload_weights_;
     group_config.expected_config_digest = facts_.config_digest;
     group_config.expected_weights_digest = facts_.weights_digest;
   }

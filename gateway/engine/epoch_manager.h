@@ -62,8 +62,9 @@ class EpochManager {
   EpochManager(const EpochManager&) = delete;
   EpochManager& operator=(const EpochManager&) = delete;
 
-  // The group of the last ReadyMessage is over.
-  void EpochEnded();
+  // The group of the last ReadyMessage is over. `diverged`: its ranks computed different results,
+  // so the next one loads its weights again.
+  void EpochEnded(bool diverged);
 
   EpochFacts Facts() const;
 
@@ -95,6 +96,7 @@ class EpochManager {
   std::condition_variable changed_;
   bool stop_ = false;
   bool needed_ = true;
+  bool reload_weights_ = false;  // until a group is ready again
   EpochFacts facts_;
 
   // Epoch thread only.

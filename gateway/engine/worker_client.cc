@@ -238,6 +238,7 @@ absl::StatusOr<WorkerReady> WorkerClient::Configure(
   request.set_expected_weights_digest(config.expected_weights_digest);
   request.set_simd_target(config.simd_target);
   FillLimits(config.wanted, *request.mutable_limits());
+  request.set_reload_weights(config.reload_weights);
   request.set_engram_endpoint(config.engram_endpoints.at(static_cast<size_t>(rank_)));
   request.set_heartbeat_interval_ms(limits::kHeartbeatPeriodMs);
   request.set_gateway_silence_ms(static_cast<uint32_t>(config.gateway_silence_ms));

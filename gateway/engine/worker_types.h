@@ -38,6 +38,7 @@ struct GroupConfig {
   EpochLimits wanted;                         // 0: the worker's default
   std::vector<std::string> engram_endpoints;  // by rank
   int64_t gateway_silence_ms = 0;             // after which a worker ends the epoch; 0: its default
+  bool reload_weights = false;                // the ranks diverged: resident weights may be damaged
 };
 
 struct ConfigureProgress {

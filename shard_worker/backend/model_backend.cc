@@ -221,7 +221,7 @@ absl::StatusOr<LoadReport> ModelBackend::Load(const GroupConfig& asked,
   RETURN_IF_ERROR(Plan(config, &checkpoint_digest));
   const ModelOptions wanted = ToModelOptions(config, options_, plan_.granted);
   LoadReport report;
-  if (IsResident(config, wanted, checkpoint_digest)) {
+  if (!config.reload_weights && IsResident(config, wanted, checkpoint_digest)) {
     report.warm = true;
     FillReport(report);
     return report;

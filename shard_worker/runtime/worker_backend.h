@@ -65,6 +65,7 @@ struct GroupConfig {
   int64_t gateway_silence_ms = 0;
   int64_t engram_wait_ms = 0;
   int64_t communicator_wait_ms = 0;
+  bool reload_weights = false;  // whatever is resident
 };
 
 struct MemoryUse {

@@ -103,6 +103,7 @@ absl::StatusOr<GroupConfig> ReadConfigure(const proto::ConfigureRequest& wire) {
   config.gateway_silence_ms = wire.gateway_silence_ms();
   config.engram_wait_ms = wire.engram_wait_ms();
   config.communicator_wait_ms = wire.communicator_wait_ms();
+  config.reload_weights = wire.reload_weights();
   return config;
 }
 

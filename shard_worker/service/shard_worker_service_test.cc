@@ -302,9 +302,14 @@ TEST_F(ShardWorkerServiceTest, SecondConfigureWithTheSameDigestsIsWarm) {
   EXPECT_TRUE(second->warm());
   EXPECT_EQ(backend_.loads.load(), 1);
   EXPECT_EQ(backend_.joins.load(), 2);
+  ASSERT_TRUE(Reset(false).ok());
+  proto::ConfigureRequest distrusting = Request(3);
+  distrusting.set_reload_weights(true);
+  ASSERT_TRUE(Configure(distrusting).ok());
+  EXPECT_EQ(backend_.loads.load(), 2) << "the gateway does not trust them any more";
   ASSERT_TRUE(Reset(true).ok());
-  ASSERT_TRUE(Configure(Request(3)).ok());
-  EXPECT_EQ(backend_.loads.load(), 2) << "weights were given back, so they are loaded again";
+  ASSERT_TRUE(Configure(Request(4)).ok());
+  EXPECT_EQ(backend_.loads.load(), 3) << "weights were given back, so they are loaded again";
 }
 
 TEST_F(ShardWorkerServiceTest, OldEpochsAreRefusedWithBothValues) {

@@ -78,7 +78,8 @@ absl::StatusOr<LoadReport> FakeBackend::Load(const GroupConfig& config,
   report.model = {"fake", kLayers, kVocab, kMaxDrafts, limits::kPageTokens, 4096, 1, 1};
   report.memory_plan = {{"weights", 4096, 4096}};
   const std::lock_guard<std::mutex> lock(mutex_);
-  report.warm = report.weights_digest == weights_digest_ && report.config_digest == config_digest_;
+  report.warm = !config.reload_weights && report.weights_digest == weights_digest_ &&
+                report.config_digest == config_digest_;
   if (!report.warm) {
     ++loads;
     observer({"load", 2048, 4096, 1, 2, "model.safetensors", 1.0, 0.0});
