@@ -207,9 +207,9 @@ class OpenAiApiTest : public ::testing::Test {
     return events;
   }
 
+  Metrics metrics_;  // outlives the engine, whose threads may hold the last of an exchange
   FakeEngine engine_;
   OpenAiOptions options_;
-  Metrics metrics_;
   size_t max_body_bytes_ = limits::kMaxBodyBytes;
   std::unique_ptr<OpenAiApi> api_;
   std::unique_ptr<HttpServer> server_;
