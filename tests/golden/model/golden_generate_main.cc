@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include <boost/json.hpp>
 
@@ -35,7 +34,7 @@ struct Arguments {
   int tp = 1;
   int drafts = 0;
   int64_t chunk = 512;
-  int threads = 0;
+  int threads = 1;  // more only pays on cores that nobody else uses: they spin within a step
   bool f16_copy = false;
 };
 
@@ -228,10 +227,7 @@ int Run(const Arguments& arguments) {
   options.f16_copy = arguments.f16_copy;
   options.limits.num_slots = 1;
   options.limits.num_pages = static_cast<int>((longest + 64 + 63) / 64 + 1);
-  const int threads =
-      arguments.threads > 0
-          ? arguments.threads
-          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / arguments.tp);
+  const int threads = arguments.threads;
   absl::StatusOr<std::unique_ptr<ModelGroup>> group =
       ModelGroup::Load(arguments.dir, options, threads);
   if (!group.ok()) {
@@ -314,8 +310,8 @@ int main(int argc, char** argv) {
     }
   }
   if (arguments.cases.empty()) arguments.cases = arguments.dir + "/golden.json";
-  if (arguments.dir.empty() || arguments.tp < 1 || arguments.drafts < 0 || arguments.drafts > 5 ||
-      arguments.chunk < 1)
+  if (arguments.dir.empty() || arguments.tp < 1 || arguments.threads < 1 || arguments.drafts < 0 ||
+      arguments.drafts > 5 || arguments.chunk < 1)
     return twinspark::golden::Usage();
   return twinspark::golden::Run(arguments);
 }
