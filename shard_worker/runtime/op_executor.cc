@@ -264,7 +264,12 @@ absl::Status OpExecutor::RunRows(const WorkerOp& op, OpOutcome& outcome, StepDig
   }
   plan.prefill = op.short_prefill;
   if (plan.round.empty() && plan.prefill.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(StepResult result, backend_.RunStep(plan));
+  absl::StatusOr<StepResult> ran = backend_.RunStep(plan);
+  if (!ran.ok()) {
+    outcome.round.clear();  // a failed step has no answers, only its status
+    return ran.status();
+  }
+  StepResult& result = *ran;
   CHECK_EQ(result.sequences.size(), plan.round.size() + plan.prefill.size());
   digests[0] = result.residual_digest;
   digests[1] = result.shared_digest;
