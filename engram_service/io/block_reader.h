@@ -26,13 +26,16 @@ struct BlockDone {
   uint32_t buffer = 0;  // to give back with Release once data has been copied
 };
 
+inline constexpr size_t kReapMax = 64;
+
 class BlockReader {
  public:
   virtual ~BlockReader() = default;
 
   // What status, logs and metrics call it, with the way files are opened: "io_uring direct".
   virtual std::string name() const = 0;
-  // Reads that may be in flight, completions that were not released included.
+  // Reads that may be in flight: submitted and not reaped. There are kReapMax more buffers than
+  // that, so that the next reads can start before the last ones have been copied.
   virtual size_t depth() const = 0;
   virtual size_t in_flight() const = 0;
 
@@ -40,7 +43,8 @@ class BlockReader {
   virtual void Submit(const BlockRead& read) = 0;
   // Starts what is queued. One system call for a batch where the back end can.
   virtual void Flush() = 0;
-  // Moves finished reads to `out`. With `wait`, blocks until there is one (reads are in flight).
+  // Moves finished reads to `out`, at most kReapMax of which may be unreleased. With `wait`, blocks
+  // until there is one (reads are in flight).
   virtual size_t Reap(std::span<BlockDone> out, bool wait) = 0;
   virtual void Release(uint32_t buffer) = 0;
   // Readable while finished reads wait to be reaped; -1 when reads finish inside Flush.

@@ -14,11 +14,11 @@ namespace twinspark::engram {
 
 class InlineReader : public BlockReader {
  public:
-  explicit InlineReader(size_t depth) : pool_(depth) {}
+  explicit InlineReader(size_t depth) : depth_(depth), pool_(depth + kReapMax) {}
 
   std::string name() const override { return "pread inline"; }
-  size_t depth() const override { return pool_.count(); }
-  size_t in_flight() const override { return pool_.count() - pool_.num_free(); }
+  size_t depth() const override { return depth_; }
+  size_t in_flight() const override { return queued_.size() + done_.size(); }
   void Submit(const BlockRead& read) override;
   void Flush() override;
   size_t Reap(std::span<BlockDone> out, bool wait) override;
@@ -29,6 +29,7 @@ class InlineReader : public BlockReader {
     BlockRead read;
     uint32_t buffer;
   };
+  const size_t depth_;
   AlignedPool pool_;
   std::vector<Queued> queued_;
   std::deque<BlockDone> done_;

@@ -14,7 +14,7 @@
 namespace twinspark::engram {
 
 PreadPool::PreadPool(size_t num_threads, size_t depth)
-    : pool_(depth), event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : depth_(depth), pool_(depth + kReapMax), event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   CHECK_GE(event_fd_, 0);
   for (size_t i = 0; i < num_threads; ++i)
     threads_.emplace_back([this] { Run(); });
@@ -37,6 +37,7 @@ std::string PreadPool::name() const {
 
 void PreadPool::Submit(const BlockRead& read) {
   batch_.push_back({read, pool_.Take()});
+  ++in_flight_;
 }
 
 void PreadPool::Flush() {
@@ -64,6 +65,7 @@ size_t PreadPool::Reap(std::span<BlockDone> out, bool wait) {
     out[count++] = done_.front();
     done_.pop_front();
   }
+  in_flight_ -= count;
   if (!done_.empty()) {
     const uint64_t one = 1;
     CHECK_EQ(write(event_fd_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));

@@ -22,8 +22,8 @@ class PreadPool : public BlockReader {
   PreadPool& operator=(const PreadPool&) = delete;
 
   std::string name() const override;
-  size_t depth() const override { return pool_.count(); }
-  size_t in_flight() const override { return pool_.count() - pool_.num_free(); }
+  size_t depth() const override { return depth_; }
+  size_t in_flight() const override { return in_flight_; }
   void Submit(const BlockRead& read) override;
   void Flush() override;
   size_t Reap(std::span<BlockDone> out, bool wait) override;
@@ -37,6 +37,8 @@ class PreadPool : public BlockReader {
   };
   void Run();
 
+  const size_t depth_;
+  size_t in_flight_ = 0;       // owner thread
   AlignedPool pool_;           // owner thread
   std::vector<Queued> batch_;  // owner thread, until Flush
   int event_fd_;

@@ -20,7 +20,7 @@
 namespace twinspark::engram {
 
 struct UringReader::Impl {
-  explicit Impl(size_t depth) : pool(depth), tags(depth) {}
+  explicit Impl(size_t most) : depth(most), pool(most + kReapMax), tags(most + kReapMax) {}
   ~Impl() {
     if (ring_made) io_uring_queue_exit(&ring);
     if (event_fd >= 0) close(event_fd);
@@ -31,6 +31,8 @@ struct UringReader::Impl {
   bool enabled = false;
   bool fixed_buffers = false;
   int event_fd = -1;
+  const size_t depth;
+  size_t in_flight = 0;
   AlignedPool pool;
   std::vector<uint64_t> tags;                // by buffer
   absl::flat_hash_map<int, int> registered;  // fd > index
@@ -75,14 +77,14 @@ absl::StatusOr<std::unique_ptr<UringReader>> UringReader::Create(size_t depth,
 }
 
 std::string UringReader::name() const {
-  return absl::StrCat("io_uring depth ", impl_->pool.count(),
+  return absl::StrCat("io_uring depth ", impl_->depth,
                       impl_->fixed_buffers ? " fixed buffers" : "");
 }
 size_t UringReader::depth() const {
-  return impl_->pool.count();
+  return impl_->depth;
 }
 size_t UringReader::in_flight() const {
-  return impl_->pool.count() - impl_->pool.num_free();
+  return impl_->in_flight;
 }
 void UringReader::Release(uint32_t buffer) {
   impl_->pool.Give(buffer);
@@ -102,7 +104,7 @@ void UringReader::Submit(const BlockRead& read) {
   }
   const uint32_t buffer = impl.pool.Take();
   impl.tags[buffer] = read.tag;
-  // As many entries as buffers: there is always a free one.
+  // As many entries as reads in flight: there is always a free one.
   io_uring_sqe* sqe = io_uring_get_sqe(&impl.ring);
   CHECK(sqe != nullptr);
   const auto file = impl.registered.find(read.fd);
@@ -116,6 +118,7 @@ void UringReader::Submit(const BlockRead& read) {
   if (file != impl.registered.end()) sqe->flags |= IOSQE_FIXED_FILE;
   sqe->user_data = buffer;
   ++impl.unsubmitted;
+  ++impl.in_flight;
 }
 
 void UringReader::Flush() {
@@ -152,6 +155,7 @@ size_t UringReader::Reap(std::span<BlockDone> out, bool wait) {
     done.buffer = buffer;
     io_uring_cqe_seen(&impl.ring, cqe);
   }
+  impl.in_flight -= count;
   return count;
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
 constexpr std::array<int64_t, 3> kRetryDelayNs = {1'000'000, 5'000'000, 20'000'000};
-constexpr size_t kReapBatch = 64;
+constexpr size_t kWindowsPerTurn = 4;
 
 uint64_t BlockKey(int layer_idx, uint32_t file_idx, uint64_t block_idx) {
   return (static_cast<uint64_t>(layer_idx) << 56) | (uint64_t{file_idx} << 44) | block_idx;
@@ -111,8 +111,13 @@ void GatherEngine::Start(GatherJob new_job) {
   }
   stats_.rows += slot.rows_left_total;
   const size_t num_windows = slot.job.windows.size();
-  for (size_t i = 0; i < num_windows; ++i)
-    StartWindow(job_idx, i);
+  const uint32_t layers = slot.layers_open;
+  for (size_t i = 0; i < num_windows; ++i) {
+    StartWindow(job_idx, i, layers);
+    // The drive starts while the rest of a long chunk is hashed. Nothing is reaped before all rows
+    // are in: a block that a later window wants too must still be on its way then.
+    if (i % kWindowsPerTurn == kWindowsPerTurn - 1) SubmitQueued();
+  }
   // Layers whose rows were all in the cache, or that have only dead tokens, are done.
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if (jobs_[job_idx].rows_left[static_cast<size_t>(layer_idx)] == 0) {
@@ -124,12 +129,11 @@ void GatherEngine::Start(GatherJob new_job) {
 }
 
 // One probe per order; what the cache does not have is read, layer by layer.
-void GatherEngine::StartWindow(uint32_t job_idx, size_t window_idx) {
+void GatherEngine::StartWindow(uint32_t job_idx, size_t window_idx, uint32_t layers) {
   const Window window = jobs_[job_idx].job.windows[window_idx];
-  const uint32_t layers = jobs_[job_idx].layers_open;
   if (!window.live) {
     for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
-      if ((layers >> layer_idx & 1) != 0) {
+      if ((layers & jobs_[job_idx].layers_open) >> layer_idx & 1) {
         FillDeadRows(jobs_[job_idx].job, layer_idx, window_idx);
       }
     }
@@ -182,7 +186,7 @@ bool GatherEngine::CopyFromCache(
   cache_->CountHit(order_idx + 2);
   JobSlot& slot = jobs_[job_idx];
   const auto& destination = slot.job.destinations[layer];
-  if (destination.weights != nullptr) {
+  if (destination.weights != nullptr && (slot.layers_open >> layer & 1) != 0) {
     const size_t row = window_idx * tables_.columns().size() + order_idx * heads_;
     const RowCacheShape& shape = cache_->shape();
     memcpy(destination.weights + row * shape.weight_bytes, cache_->Weights(ref, layer),
@@ -274,7 +278,8 @@ void GatherEngine::SubmitQueued() {
         BlockSlot& block = blocks_[slot];
         if (block.submitted || block.first_part == kNone) continue;
         block.submitted = true;
-        if (block.priority > 0) ++low_in_flight_;
+        block.low = block.priority > 0;
+        if (block.low) ++low_in_flight_;
         reader_.Submit({tables_.table(block.layer_idx).file(block.file_idx).fd.get(),
                         block.block_idx, block.bytes_in_file, slot});
         submitted = true;
@@ -296,21 +301,27 @@ bool GatherEngine::Poll(bool wait) {
   }
   SubmitQueued();
   if (reader_.in_flight() == 0) return progress;
-  std::array<BlockDone, kReapBatch> done;
+  std::array<BlockDone, kReapMax> done;
   const size_t count = reader_.Reap(done, wait);
+  for (size_t i = 0; i < count; ++i)
+    NoteFinished(done[i]);
+  // The drive gets its next reads before these are looked at.
+  if (count > 0) SubmitQueued();
   for (size_t i = 0; i < count; ++i) {
     Complete(done[i]);
     reader_.Release(done[i].buffer);
   }
-  if (count > 0) SubmitQueued();
   return progress || count > 0;
+}
+
+void GatherEngine::NoteFinished(const BlockDone& done) {
+  if (blocks_[static_cast<uint32_t>(done.tag)].low) --low_in_flight_;
 }
 
 void GatherEngine::Complete(const BlockDone& done) {
   const uint32_t slot = static_cast<uint32_t>(done.tag);
   BlockSlot& block = blocks_[slot];
   block.submitted = false;
-  if (block.priority > 0) --low_in_flight_;
   const RowTable& table = tables_.table(block.layer_idx);
   const TableFile& file = table.file(block.file_idx);
   ++stats_.reads;

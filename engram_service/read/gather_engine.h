@@ -124,6 +124,7 @@ class GatherEngine {
     uint8_t priority = 0;
     uint8_t attempts = 0;
     bool submitted = false;
+    bool low = false;  // submitted as a read of class 1 or 2
     uint16_t file_idx = 0;
     uint64_t block_idx = 0;
     uint32_t first_part = 0;
@@ -138,7 +139,7 @@ class GatherEngine {
     RowCache::Ref cached;
     uint32_t cache_head = 0;
   };
-  void StartWindow(uint32_t job_idx, size_t window_idx);
+  void StartWindow(uint32_t job_idx, size_t window_idx, uint32_t layers);
   RowCache::Ref ProbeCache(const Window& window, uint32_t order);
   bool CopyFromCache(
       uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref);
@@ -150,6 +151,7 @@ class GatherEngine {
                uint64_t block_idx,
                const Part& part);
   void SubmitQueued();
+  void NoteFinished(const BlockDone& done);
   void Complete(const BlockDone& done);
   void Retry(uint32_t slot, const std::string& error);
   void FinishParts(uint32_t slot, std::span<const uint8_t> data, const std::string* error);

@@ -45,6 +45,13 @@ double Micros(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
+// CPU time of this thread: what a figure costs, whatever else the machine does.
+double CpuMicros() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
+}
+
 double Quantile(std::vector<double> values, double q) {
   CHECK(!values.empty());
   std::sort(values.begin(), values.end());
@@ -76,12 +83,18 @@ std::unique_ptr<BlockReader> Reader(const TableSet& tables, size_t depth) {
   return std::move(made->reader);
 }
 
-// Reads per second of random blocks of the first table at constant depth.
-double RandomReads(const TableSet& tables, const Options& options, SeededRng& rng) {
+struct Rate {
+  double per_second = 0;
+  double cpu_micros = 0;  // of the reading thread, per read
+};
+
+// Random blocks of the first table at constant depth.
+Rate RandomReads(const TableSet& tables, const Options& options, SeededRng& rng) {
   const auto reader = Reader(tables, options.depth);
   const TableFile& file = tables.table(0).file(0);
   const auto blocks = static_cast<int64_t>(file.bytes / kBlockBytes);
   uint64_t finished = 0;
+  const double cpu_begin = CpuMicros();
   const auto begin = Clock::now();
   std::array<BlockDone, 64> done;
   while (Micros(begin) < options.seconds * 1e6) {
@@ -96,12 +109,13 @@ double RandomReads(const TableSet& tables, const Options& options, SeededRng& rn
     finished += count;
   }
   const double seconds = Micros(begin) / 1e6;
+  const double cpu = CpuMicros() - cpu_begin;
   while (reader->in_flight() > 0) {
     const size_t count = reader->Reap(done, true);
     for (size_t i = 0; i < count; ++i)
       reader->Release(done[i].buffer);
   }
-  return static_cast<double>(finished) / seconds;
+  return {static_cast<double>(finished) / seconds, cpu / static_cast<double>(finished)};
 }
 
 // fio's figure for the same file, depth and kind of read; 0 when fio is not installed.
@@ -204,33 +218,41 @@ std::pair<double, double> RawBatch(const TableSet& tables,
 }
 
 void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng) {
+  const size_t tokens = options.smoke ? 64 : 2048;
   std::vector<double> ours;
   std::vector<double> fio;
-  // Alternating, so that what else the machine does falls on both.
-  for (int i = 0; i < (options.smoke ? 1 : 3); ++i) {
-    ours.push_back(RandomReads(tables, options, rng));
+  std::vector<double> chunks;
+  std::vector<double> our_cpu;
+  std::vector<double> chunk_cpu;
+  const Destination destination(tables, tokens);
+  // Taking turns, so that what else the machine does falls on all three.
+  for (int i = 0; i < (options.smoke ? 1 : 5); ++i) {
+    const Rate rate = RandomReads(tables, options, rng);
+    ours.push_back(rate.per_second);
+    our_cpu.push_back(rate.cpu_micros);
     if (options.fio) fio.push_back(FioReads(tables, options));
+    // Distinct blocks of prefill chunks.
+    const auto reader = Reader(tables, options.depth);
+    GatherEngine engine(tables, *reader);
+    const double cpu_begin = CpuMicros();
+    const auto begin = Clock::now();
+    while (engine.stats().reads == 0 || Micros(begin) < options.seconds * 1e6) {
+      Gather(engine, tables, RandomIds(tables, rng, tokens), destination, 1);
+    }
+    const auto reads = static_cast<double>(engine.stats().reads);
+    chunks.push_back(reads / Micros(begin) * 1e6);
+    chunk_cpu.push_back((CpuMicros() - cpu_begin) / reads);
   }
   const double reads = Quantile(ours, 0.5);
   const double reference = fio.empty() ? 0 : Quantile(fio, 0.5);
-  printf("random reads, depth %zu: %.0f /s; fio %.0f /s; ratio %.3f\n", options.depth, reads,
-         reference, reference > 0 ? reads / reference : 0.0);
-
-  // A prefill chunk: reads per second of its distinct blocks.
-  const size_t tokens = options.smoke ? 64 : 2048;
-  const auto reader = Reader(tables, options.depth);
-  GatherEngine engine(tables, *reader);
-  const Destination destination(tables, tokens);
-  std::vector<double> rates;
-  for (int i = 0; i < (options.smoke ? 1 : 5); ++i) {
-    const uint64_t before = engine.stats().reads;
-    const auto begin = Clock::now();
-    Gather(engine, tables, RandomIds(tables, rng, tokens), destination, 1);
-    rates.push_back(static_cast<double>(engine.stats().reads - before) / Micros(begin) * 1e6);
-  }
-  const double rate = Quantile(rates, 0.5);
-  printf("chunk of %zu tokens: %.0f reads/s, %.3f of the random reads\n", tokens, rate,
-         rate / reads);
+  printf("random reads, depth %zu: %.0f /s, %.2f us of CPU each; fio %.0f /s; ratio %.3f\n",
+         options.depth, reads, Quantile(our_cpu, 0.5), reference,
+         reference > 0 ? reads / reference : 0.0);
+  printf(
+      "chunks of %zu tokens: %.0f reads/s, %.2f us of CPU each; %.3f of the random reads, %.3f "
+      "of fio\n",
+      tokens, Quantile(chunks, 0.5), Quantile(chunk_cpu, 0.5), Quantile(chunks, 0.5) / reads,
+      reference > 0 ? Quantile(chunks, 0.5) / reference : 0.0);
 }
 
 void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng) {
@@ -254,18 +276,23 @@ void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng)
       rows, p50, Quantile(gathers, 0.99), rows, batch, single, p50 / batch);
 }
 
-void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) {
+std::unique_ptr<RowCache> Cache(const TableSet& tables, const Options& options) {
   RowCacheShape shape;
   shape.heads = static_cast<uint32_t>(tables.columns().size()) /
                 static_cast<uint32_t>(tables.shape().max_ngram_size - 1);
   shape.layers = static_cast<uint32_t>(tables.num_layers());
   shape.weight_bytes = tables.table(0).row_weight_bytes();
   shape.scale_bytes = tables.table(0).row_scale_bytes();
-  const size_t tokens = options.smoke ? 64 : 2048;
   auto cache = RowCache::Create(shape, size_t{options.smoke ? 8u : 64u} << 20);
   CHECK(cache.ok()) << cache.status();
+  return *std::move(cache);
+}
+
+void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) {
+  const size_t tokens = options.smoke ? 64 : 2048;
+  const auto cache = Cache(tables, options);
   const auto reader = Reader(tables, options.depth);
-  GatherEngine engine(tables, *reader, cache->get());
+  GatherEngine engine(tables, *reader, cache.get());
   const Destination destination(tables, tokens);
   const std::vector<int32_t> ids = RandomIds(tables, rng, tokens);
   Gather(engine, tables, ids, destination, 1);
@@ -273,9 +300,9 @@ void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) 
   std::vector<double> rates;
   const size_t rows = tokens * tables.columns().size() * static_cast<size_t>(tables.num_layers());
   for (int i = 0; i < (options.smoke ? 1 : 20); ++i) {
-    const auto begin = Clock::now();
+    const double begin = CpuMicros();
     Gather(engine, tables, ids, destination, 1);
-    rates.push_back(static_cast<double>(rows) / Micros(begin));
+    rates.push_back(static_cast<double>(rows) / (CpuMicros() - begin));
   }
   printf("rows from the cache: %.1f M rows/s/core (%llu reads meanwhile)\n", Quantile(rates, 0.5),
          static_cast<unsigned long long>(engine.stats().reads - reads));
@@ -286,7 +313,8 @@ void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
   const int rounds = options.smoke ? 5 : 20000;
   const std::vector<int32_t> ids = RandomIds(tables, rng, 1);
   InlineReader reader(64);
-  GatherEngine engine(tables, reader);
+  const auto cache = Cache(tables, options);
+  GatherEngine engine(tables, reader, cache.get());
   const Destination destination(tables, 1);
   std::vector<double> library;
   for (int i = 0; i < rounds; ++i) {
@@ -294,7 +322,8 @@ void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
     Gather(engine, tables, ids, destination, 0);
     library.push_back(Micros(begin));
   }
-  auto server = RowServer::Start(tables, std::make_unique<InlineReader>(64), nullptr, {});
+  auto server =
+      RowServer::Start(tables, std::make_unique<InlineReader>(64), Cache(tables, options), {});
   CHECK(server.ok()) << server.status();
   RowAttachRequest request = {};
   request.max_round_rows = 6;
@@ -318,7 +347,7 @@ void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
     ring.push_back(Micros(begin));
   }
   printf(
-      "decode gather from memory: library p50 %.1f us, through the service p50 %.1f us (p99 "
+      "decode gather from the cache: library p50 %.1f us, through the service p50 %.1f us (p99 "
       "%.1f), overhead %.1f us\n",
       Quantile(library, 0.5), Quantile(ring, 0.5), Quantile(ring, 0.99),
       Quantile(ring, 0.5) - Quantile(library, 0.5));

@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,6 +48,11 @@ RowAttachRequest AttachRequest(const TableSet& tables, SeededRng& rng) {
   return request;
 }
 
+int Lost(const absl::Status& why) {
+  fprintf(stderr, "client: %s\n", std::string(why.message()).c_str());
+  return kExitServiceLost;
+}
+
 // Asks and compares until it has had enough or is killed.
 int RunClient(const TableSet& tables, const std::string& socket, uint64_t seed) {
   SeededRng rng(seed);
@@ -61,14 +67,16 @@ int RunClient(const TableSet& tables, const std::string& socket, uint64_t seed) 
       id = static_cast<int32_t>(rng.Int(0, rng.OneIn(2) ? 50 : 4095));
     RowRange range;
     range.ids = ids;
-    if (rng.OneIn(3) && !(*client)->Hint(std::span(&range, 1)).ok()) return kExitServiceLost;
-    if (!(*client)->Submit(std::span(&range, 1), RowClass::kBulk).ok()) return kExitServiceLost;
+    absl::Status asked;
+    if (rng.OneIn(3)) asked = (*client)->Hint(std::span(&range, 1));
+    if (asked.ok()) asked = (*client)->Submit(std::span(&range, 1), RowClass::kBulk);
+    if (!asked.ok()) return Lost(asked);
     if (rng.OneIn(20)) return kExitGood;  // leaves with a request on its way
     const SequenceView view{0, 0, ids, {}};
     CHECK(reference->Gather(std::span(&view, 1)).ok());
     for (int layer = 0; layer < tables.num_layers(); ++layer) {
       const auto rows = (*client)->Wait(layer);
-      if (!rows.ok()) return kExitServiceLost;
+      if (!rows.ok()) return Lost(rows.status());
       const auto weights = reference->weights(layer);
       const auto scales = reference->scales(layer);
       if (memcmp(rows->values, weights.data(), weights.size()) != 0 ||
@@ -115,6 +123,7 @@ pid_t StartService(const TableSet& tables, const std::string& socket) {
     close(ready[0]);
     return pid;
   }
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   RowCacheShape shape = {2, 2, tables.table(0).row_weight_bytes(),
                          tables.table(0).row_scale_bytes()};
   auto cache = RowCache::Create(shape, size_t{1} << 20);
@@ -158,7 +167,10 @@ void Churn(const TableSet& tables,
     for (int i = 0; i < parallel; ++i) {
       const uint64_t seed = rng.Next();
       const pid_t pid = fork();
-      if (pid == 0) _exit(RunClient(tables, socket, seed));
+      if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        _exit(RunClient(tables, socket, seed));
+      }
       clients.push_back(pid);
       ++counts.started;
     }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -82,6 +83,7 @@ class ServiceProcess {
     if (pipe(ready) != 0) abort();
     pid_ = fork();
     if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing stays behind when this test is killed
       std::unique_ptr<engram::BlockReader> reader = std::make_unique<engram::InlineReader>(64);
       if (never_reads) reader = std::make_unique<NeverReader>();
       engram::RowServerOptions options;
