@@ -93,6 +93,14 @@ class Model::Impl {
 
   absl::Status PlanRound(const RoundSequence& round, Work& work);
   absl::Status PlanPrefill(const PrefillRange& range, Work& work);
+  absl::Status PlanStep(const StepPlan& plan,
+                        std::span<SequenceResult> results,
+                        std::span<Work> works);
+  Segment MakeSegment(const Work& work, int64_t at, int64_t rows) const;
+  absl::Status RunWorks(std::span<Work> works,
+                        RowClass row_class,
+                        XXH64_state_t* digest,
+                        StepResult& result);
   absl::Status RunBatch(std::span<Work*> works,
                         std::span<Segment> segments,
                         RowClass row_class,
@@ -218,15 +226,13 @@ absl::Status Model::Impl::PlanPrefill(const PrefillRange& range, Work& work) {
   return CheckPages(*sequence, range.slot, work.end);
 }
 
-absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
-  const size_t num = plan.round.size() + plan.prefill.size();
-  StepResult result;
-  result.sequences.resize(num);
-  std::vector<Work> works(num);
+absl::Status Model::Impl::PlanStep(const StepPlan& plan,
+                                   std::span<SequenceResult> results,
+                                   std::span<Work> works) {
   int64_t round_rows = 0;
-  for (size_t i = 0; i < num; ++i) {
+  for (size_t i = 0; i < works.size(); ++i) {
     Work& work = works[i];
-    work.result = &result.sequences[i];
+    work.result = &results[i];
     RETURN_IF_ERROR(i < plan.round.size() ? PlanRound(plan.round[i], work)
                                           : PlanPrefill(plan.prefill[i - plan.round.size()], work));
     work.result->slot = work.slot;
@@ -236,27 +242,41 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
         return absl::InvalidArgumentError(
             absl::StrCat("slot ", work.slot, " is twice in one step"));
   }
-  if (round_rows > options_.limits.max_step_rows || round_rows > options_.limits.max_logits_rows)
-    return absl::InvalidArgumentError(
-        absl::StrCat("round of ", round_rows, " rows, at most ",
-                     std::min(options_.limits.max_step_rows, options_.limits.max_logits_rows)));
+  const int most = std::min(options_.limits.max_step_rows, options_.limits.max_logits_rows);
+  if (round_rows <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("round of ", round_rows, " rows, at most ", most));
+}
 
-  const ThreadPool::Step step(pool_);
-  forward_->ResetTimings();
-  forward_->trace().Reset();
-  forward_->trace().SetEnabled(options_.world > 1);
-  const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> digest(XXH64_createState(),
-                                                                          XXH64_freeState);
-  XXH64_reset(digest.get(), 0);
-  // Rows are packed in plan order into forward passes of at most max_step_rows; how they are packed
-  // does not change a bit of the results.
-  const RowClass row_class = plan.bulk ? RowClass::kBulk : RowClass::kDecode;
+// Rows [at, at + rows) of a sequence's part of the step.
+Segment Model::Impl::MakeSegment(const Work& work, int64_t at, int64_t rows) const {
+  Segment segment;
+  segment.slot = work.slot;
+  segment.sequence = work.sequence;
+  segment.first_position = at;
+  if (work.is_round) {
+    segment.ids = work.row_ids;
+    segment.logits_rows = rows;
+    return segment;
+  }
+  segment.ids =
+      std::span(work.sequence->ids).subspan(static_cast<size_t>(at), static_cast<size_t>(rows));
+  segment.logits_rows = at + rows == work.sequence->num_given ? 1 : 0;
+  if (observe_all_logits_) segment.logits_rows = rows;
+  return segment;
+}
+
+// Rows are packed in plan order into forward passes of at most max_step_rows; how they are packed
+// does not change a bit of the results.
+absl::Status Model::Impl::RunWorks(std::span<Work> works,
+                                   RowClass row_class,
+                                   XXH64_state_t* digest,
+                                   StepResult& result) {
   std::vector<Work*> batch_works;
   std::vector<Segment> batch;
   int64_t batch_rows = 0;
   const auto flush = [&]() -> absl::Status {
     if (batch.empty()) return absl::OkStatus();
-    RETURN_IF_ERROR(RunBatch(batch_works, batch, row_class, digest.get(), result));
+    RETURN_IF_ERROR(RunBatch(batch_works, batch, row_class, digest, result));
     batch.clear();
     batch_works.clear();
     batch_rows = 0;
@@ -271,27 +291,31 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
         RETURN_IF_ERROR(flush());
         continue;
       }
-      Segment segment;
-      segment.slot = work.slot;
-      segment.sequence = work.sequence;
-      segment.first_position = at;
       const int64_t rows = std::min(room, left);
-      if (work.is_round) {
-        segment.ids = work.row_ids;
-        segment.logits_rows = rows;
-      } else {
-        segment.ids = std::span(work.sequence->ids)
-                          .subspan(static_cast<size_t>(at), static_cast<size_t>(rows));
-        segment.logits_rows = at + rows == work.sequence->num_given ? 1 : 0;
-        if (observe_all_logits_) segment.logits_rows = rows;
-      }
-      batch.push_back(segment);
+      batch.push_back(MakeSegment(work, at, rows));
       batch_works.push_back(&work);
       batch_rows += rows;
       at += rows;
     }
   }
-  RETURN_IF_ERROR(flush());
+  return flush();
+}
+
+absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
+  StepResult result;
+  result.sequences.resize(plan.round.size() + plan.prefill.size());
+  std::vector<Work> works(result.sequences.size());
+  RETURN_IF_ERROR(PlanStep(plan, result.sequences, works));
+
+  const ThreadPool::Step step(pool_);
+  forward_->ResetTimings();
+  forward_->trace().Reset();
+  forward_->trace().SetEnabled(options_.world > 1);
+  const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> digest(XXH64_createState(),
+                                                                          XXH64_freeState);
+  XXH64_reset(digest.get(), 0);
+  const RowClass row_class = plan.bulk ? RowClass::kBulk : RowClass::kDecode;
+  RETURN_IF_ERROR(RunWorks(works, row_class, digest.get(), result));
   result.residual_digest = XXH64_digest(digest.get());
   const int64_t start = NowUs();
   RETURN_IF_ERROR(MakeDrafts(works));

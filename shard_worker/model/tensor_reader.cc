@@ -2,6 +2,7 @@
 #include "shard_worker/model/tensor_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -270,20 +271,64 @@ absl::StatusOr<LinearWeights> TensorReader::Matrix(
   return weights;
 }
 
+absl::Status TensorReader::CheckTrellis(const StoredTensor& trellis, int64_t k, int64_t n) const {
+  if (trellis.type == StoredType::kI16 && trellis.shape.size() == 3 &&
+      trellis.shape[0] == k / kExl3Tile && trellis.shape[1] == n / kExl3Tile &&
+      trellis.shape[2] % kExl3Tile == 0 && trellis.shape[2] >= kExl3Tile &&
+      trellis.shape[2] <= 8 * kExl3Tile)
+    return absl::OkStatus();
+  return Annotate(
+      absl::InvalidArgumentError(absl::StrCat(
+          "is ", StoredTypeName(trellis.type), " ", trellis.ShapeText(), ", expected I16 [",
+          k / kExl3Tile, ", ", n / kExl3Tile, ", 16 * bits] with bits 1..8")),
+      trellis);
+}
+
+absl::StatusOr<TensorReader::Exl3Vector> TensorReader::ReadExl3Vector(const std::string& f16_name,
+                                                                      const std::string& sign_name,
+                                                                      int64_t size,
+                                                                      Slice part) {
+  Exl3Vector vector;
+  vector.is_signs = Has(sign_name) && !Has(f16_name);
+  const int64_t per = vector.is_signs ? 16 : 1;  // channels per stored element
+  const StoredType type = vector.is_signs ? StoredType::kI16 : StoredType::kF16;
+  ASSIGN_OR_RETURN(const StoredTensor* tensor, Find(vector.is_signs ? sign_name : f16_name));
+  RETURN_IF_ERROR(CheckShape(*tensor, {size / per}));
+  if (tensor->type != type)
+    return Annotate(
+        absl::InvalidArgumentError(absl::StrCat("type is ", StoredTypeName(tensor->type),
+                                                ", expected ", StoredTypeName(type))),
+        *tensor);
+  ASSIGN_OR_RETURN(vector.bytes, ReadRect(*tensor, size / per * 2, {0, 1},
+                                          {part.begin / per * 2, part.end / per * 2}));
+  return vector;
+}
+
+absl::StatusOr<Exl3Codebook> TensorReader::ReadExl3Codebook(const std::string& name) {
+  const bool has_mul1 = Has(name + ".mul1");
+  const bool has_mcg = Has(name + ".mcg");
+  if (has_mul1 && has_mcg)
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint_.dir(), ": ", name, " has both codebook markers, mul1 and mcg"));
+  if (!has_mul1 && !has_mcg) return Exl3Codebook::k3Inst;
+  ASSIGN_OR_RETURN(const StoredTensor* marker, Find(name + (has_mul1 ? ".mul1" : ".mcg")));
+  const int32_t expected = has_mul1 ? kExl3Mul1Marker : kExl3McgMarker;
+  int32_t value = 0;
+  if (marker->bytes != 4) return Annotate(absl::InvalidArgumentError("is not one I32"), *marker);
+  RETURN_IF_ERROR(checkpoint_.Read(*marker, 0, std::as_writable_bytes(std::span(&value, 1))));
+  if (value != expected)
+    return Annotate(absl::InvalidArgumentError(
+                        absl::StrCat("codebook multiplier is ", value, ", expected ", expected)),
+                    *marker);
+  return has_mul1 ? Exl3Codebook::kMul1 : Exl3Codebook::kMcg;
+}
+
 absl::StatusOr<LinearWeights> TensorReader::Exl3Matrix(
     const std::string& name, int64_t out, int64_t in, Slice out_slice, Slice in_slice) {
   ASSIGN_OR_RETURN(const StoredTensor* trellis, Find(name + ".trellis"));
   const int64_t k = RoundUp(in, kExl3Block);
   const int64_t n = RoundUp(out, kExl3Block);
-  if (trellis->type != StoredType::kI16 || trellis->shape.size() != 3 ||
-      trellis->shape[0] != k / kExl3Tile || trellis->shape[1] != n / kExl3Tile ||
-      trellis->shape[2] % kExl3Tile != 0 || trellis->shape[2] < kExl3Tile ||
-      trellis->shape[2] > 8 * kExl3Tile)
-    return Annotate(
-        absl::InvalidArgumentError(absl::StrCat(
-            "is ", StoredTypeName(trellis->type), " ", trellis->ShapeText(), ", expected I16 [",
-            k / kExl3Tile, ", ", n / kExl3Tile, ", 16 * bits] with bits 1..8")),
-        *trellis);
+  RETURN_IF_ERROR(CheckTrellis(*trellis, k, n));
   RETURN_IF_ERROR(CheckCut(name, in_slice, in, kExl3Block));
   RETURN_IF_ERROR(CheckCut(name, out_slice, out, kExl3Block));
   // A whole dimension keeps its padding; a cut one has none (checked by CheckTensorParallel).
@@ -294,66 +339,23 @@ absl::StatusOr<LinearWeights> TensorReader::Exl3Matrix(
   source.k = Length(ks);
   source.n = Length(ns);
   source.bits = static_cast<int>(trellis->shape[2] / kExl3Tile);
-
   const int64_t tile_bytes = trellis->shape[2] * 2;
   ASSIGN_OR_RETURN(
       const std::vector<std::byte> tiles,
       ReadRect(*trellis, n / kExl3Tile * tile_bytes, {ks.begin / kExl3Tile, ks.end / kExl3Tile},
                {ns.begin / kExl3Tile * tile_bytes, ns.end / kExl3Tile * tile_bytes}));
   source.trellis = As<uint16_t>(tiles);
-
-  // One-dimensional companions: `per` channels per stored element.
-  const auto companion = [&](const std::string& suffix, StoredType type, int64_t size, Slice part,
-                             int64_t per) -> absl::StatusOr<std::vector<std::byte>> {
-    ASSIGN_OR_RETURN(const StoredTensor* tensor, Find(name + suffix));
-    RETURN_IF_ERROR(CheckShape(*tensor, {size / per}));
-    if (tensor->type != type)
-      return Annotate(
-          absl::InvalidArgumentError(absl::StrCat("type is ", StoredTypeName(tensor->type),
-                                                  ", expected ", StoredTypeName(type))),
-          *tensor);
-    return ReadRect(*tensor, size / per * 2, {0, 1}, {part.begin / per * 2, part.end / per * 2});
-  };
-  std::vector<std::byte> in_scale;
-  std::vector<std::byte> out_scale;
-  std::vector<std::byte> bias;
-  if (Has(name + ".suh") || !Has(name + ".su")) {
-    ASSIGN_OR_RETURN(in_scale, companion(".suh", StoredType::kF16, k, ks, 1));
-    source.suh = As<F16>(in_scale);
-  } else {
-    ASSIGN_OR_RETURN(in_scale, companion(".su", StoredType::kI16, k, ks, 16));
-    source.su = As<uint16_t>(in_scale);
-  }
-  if (Has(name + ".svh") || !Has(name + ".sv")) {
-    ASSIGN_OR_RETURN(out_scale, companion(".svh", StoredType::kF16, n, ns, 1));
-    source.svh = As<F16>(out_scale);
-  } else {
-    ASSIGN_OR_RETURN(out_scale, companion(".sv", StoredType::kI16, n, ns, 16));
-    source.sv = As<uint16_t>(out_scale);
-  }
+  ASSIGN_OR_RETURN(const Exl3Vector in_scale, ReadExl3Vector(name + ".suh", name + ".su", k, ks));
+  ASSIGN_OR_RETURN(const Exl3Vector out_scale, ReadExl3Vector(name + ".svh", name + ".sv", n, ns));
+  if (in_scale.is_signs) source.su = As<uint16_t>(in_scale.bytes);
+  if (!in_scale.is_signs) source.suh = As<F16>(in_scale.bytes);
+  if (out_scale.is_signs) source.sv = As<uint16_t>(out_scale.bytes);
+  if (!out_scale.is_signs) source.svh = As<F16>(out_scale.bytes);
   if (Has(name + ".bias"))
     return absl::InvalidArgumentError(
         absl::StrCat(checkpoint_.dir(), ": ", name, ".bias: the text model has no bias anywhere"));
+  ASSIGN_OR_RETURN(source.codebook, ReadExl3Codebook(name));
 
-  const bool has_mul1 = Has(name + ".mul1");
-  const bool has_mcg = Has(name + ".mcg");
-  if (has_mul1 && has_mcg)
-    return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint_.dir(), ": ", name, " has both codebook markers, mul1 and mcg"));
-  source.codebook = has_mul1  ? Exl3Codebook::kMul1
-                    : has_mcg ? Exl3Codebook::kMcg
-                              : Exl3Codebook::k3Inst;
-  if (has_mul1 || has_mcg) {
-    ASSIGN_OR_RETURN(const StoredTensor* marker, Find(name + (has_mul1 ? ".mul1" : ".mcg")));
-    const int32_t expected = has_mul1 ? kExl3Mul1Marker : kExl3McgMarker;
-    int32_t value = 0;
-    if (marker->bytes != 4) return Annotate(absl::InvalidArgumentError("is not one I32"), *marker);
-    RETURN_IF_ERROR(checkpoint_.Read(*marker, 0, std::as_writable_bytes(std::span(&value, 1))));
-    if (value != expected)
-      return Annotate(absl::InvalidArgumentError(
-                          absl::StrCat("codebook multiplier is ", value, ", expected ", expected)),
-                      *marker);
-  }
   absl::StatusOr<Exl3Weights> weights =
       Exl3Weights::Prepare(source, exl3_load_ == Exl3Load::kF16 ? Exl3Weights::Form::kDecodedF16
                                                                 : Exl3Weights::Form::kTrellis);
@@ -363,88 +365,107 @@ absl::StatusOr<LinearWeights> TensorReader::Exl3Matrix(
   return LinearWeights(*std::move(weights));
 }
 
+absl::StatusOr<DenseFormat> TensorReader::DenseFormatOf(const StoredTensor& tensor) const {
+  switch (tensor.type) {
+    case StoredType::kBf16:
+      return DenseFormat::kBf16;
+    case StoredType::kF16:
+      return DenseFormat::kF16;
+    case StoredType::kF32:
+      return DenseFormat::kF32;
+    case StoredType::kF8E4M3:
+      return DenseFormat::kFp8Block32;
+    case StoredType::kI8:
+      return DenseFormat::kFp4Group32;
+    default:
+      return Annotate(
+          absl::InvalidArgumentError(absl::StrCat("type is ", StoredTypeName(tensor.type),
+                                                  ", expected BF16, F16, F32, F8_E4M3 or I8")),
+          tensor);
+  }
+}
+
+absl::StatusOr<std::vector<std::byte>> TensorReader::ReadScales(const std::string& name,
+                                                                const MatrixShape& shape,
+                                                                int64_t rows_per_scale,
+                                                                Slice out_slice,
+                                                                Slice in_slice) {
+  ASSIGN_OR_RETURN(const StoredTensor* scale, Find(name));
+  const int64_t cols = (shape.in + kScaleBlock - 1) / kScaleBlock;
+  RETURN_IF_ERROR(CheckShape(*scale, {(shape.out + rows_per_scale - 1) / rows_per_scale, cols}));
+  if (scale->type != StoredType::kF8E8M0 && scale->type != StoredType::kU8)
+    return Annotate(absl::InvalidArgumentError(absl::StrCat("type is ", StoredTypeName(scale->type),
+                                                            ", expected F8_E8M0")),
+                    *scale);
+  RETURN_IF_ERROR(CheckCut(name, in_slice, shape.in, kScaleBlock));
+  RETURN_IF_ERROR(CheckCut(name, out_slice, shape.out, rows_per_scale));
+  return ReadRect(
+      *scale, cols,
+      {out_slice.begin / rows_per_scale, (out_slice.end + rows_per_scale - 1) / rows_per_scale},
+      {in_slice.begin / kScaleBlock, (in_slice.end + kScaleBlock - 1) / kScaleBlock});
+}
+
 absl::StatusOr<LinearWeights> TensorReader::DenseMatrix(
     const std::string& name, int64_t out, int64_t in, Slice out_slice, Slice in_slice) {
   ASSIGN_OR_RETURN(const StoredTensor* tensor, Find(name + ".weight"));
   DenseSource source;
   source.out = Length(out_slice);
   source.in = Length(in_slice);
-  const bool is_fp4 = tensor->type == StoredType::kI8;
+  ASSIGN_OR_RETURN(source.format, DenseFormatOf(*tensor));
+  const bool is_fp4 = source.format == DenseFormat::kFp4Group32;
   RETURN_IF_ERROR(CheckShape(*tensor, {out, is_fp4 ? in / 2 : in}));
-  int64_t element_bytes = static_cast<int64_t>(StoredTypeBytes(tensor->type));
-  int64_t per_byte = 1;
-  switch (tensor->type) {
-    case StoredType::kBf16:
-      source.format = DenseFormat::kBf16;
-      break;
-    case StoredType::kF16:
-      source.format = DenseFormat::kF16;
-      break;
-    case StoredType::kF32:
-      source.format = DenseFormat::kF32;
-      break;
-    case StoredType::kF8E4M3:
-      source.format = DenseFormat::kFp8Block32;
-      break;
-    case StoredType::kI8:
-      source.format = DenseFormat::kFp4Group32;
-      per_byte = 2;
-      break;
-    default:
-      return Annotate(
-          absl::InvalidArgumentError(absl::StrCat("type is ", StoredTypeName(tensor->type),
-                                                  ", expected BF16, F16, F32, F8_E4M3 or I8")),
-          *tensor);
-  }
-  const Slice bytes = {in_slice.begin * element_bytes / per_byte,
-                       in_slice.end * element_bytes / per_byte};
-  ASSIGN_OR_RETURN(std::vector<std::byte> data,
-                   ReadRect(*tensor, in * element_bytes / per_byte, out_slice, bytes));
+  const int64_t element_bytes = static_cast<int64_t>(StoredTypeBytes(tensor->type));
+  const int64_t per_byte = is_fp4 ? 2 : 1;
+  ASSIGN_OR_RETURN(const std::vector<std::byte> data,
+                   ReadRect(*tensor, in * element_bytes / per_byte, out_slice,
+                            {in_slice.begin * element_bytes / per_byte,
+                             in_slice.end * element_bytes / per_byte}));
   source.data = data.data();
   std::vector<std::byte> scales;
   std::vector<Bf16> widened;
+  const auto use_widened = [&] {
+    source.format = DenseFormat::kBf16;
+    source.data = widened.data();
+    source.scales = nullptr;
+  };
   if (source.format == DenseFormat::kFp8Block32 || is_fp4) {
     const bool is_mxfp8 = !is_fp4 && Has(name + ".weight_scale");
-    ASSIGN_OR_RETURN(const StoredTensor* scale,
-                     Find(name + (is_mxfp8 ? ".weight_scale" : ".scale")));
-    const int64_t rows_per_scale = is_fp4 || is_mxfp8 ? 1 : kScaleBlock;
-    const int64_t scale_cols = (in + kScaleBlock - 1) / kScaleBlock;
-    RETURN_IF_ERROR(CheckShape(*scale, {(out + rows_per_scale - 1) / rows_per_scale, scale_cols}));
-    if (scale->type != StoredType::kF8E8M0 && scale->type != StoredType::kU8)
-      return Annotate(absl::InvalidArgumentError(absl::StrCat(
-                          "type is ", StoredTypeName(scale->type), ", expected F8_E8M0")),
-                      *scale);
-    RETURN_IF_ERROR(CheckCut(name, in_slice, in, kScaleBlock));
-    RETURN_IF_ERROR(CheckCut(name, out_slice, out, rows_per_scale));
-    ASSIGN_OR_RETURN(scales, ReadRect(*scale, scale_cols,
-                                      {out_slice.begin / rows_per_scale,
-                                       (out_slice.end + rows_per_scale - 1) / rows_per_scale},
-                                      {in_slice.begin / kScaleBlock,
-                                       (in_slice.end + kScaleBlock - 1) / kScaleBlock}));
+    ASSIGN_OR_RETURN(scales, ReadScales(name + (is_mxfp8 ? ".weight_scale" : ".scale"), {out, in},
+                                        is_fp4 || is_mxfp8 ? 1 : kScaleBlock, out_slice, in_slice));
     source.scales = As<uint8_t>(scales);
-    if (is_mxfp8) {  // a scale per row and 32 inputs: widened here, exact in bf16
-      widened.resize(static_cast<size_t>(source.out * source.in));
-      const int64_t cols = (source.in + kScaleBlock - 1) / kScaleBlock;
-      for (int64_t o = 0; o < source.out; ++o)
-        for (int64_t i = 0; i < source.in; ++i)
-          widened[static_cast<size_t>(o * source.in + i)] =
-              ToBf16(E4M3ToF32(As<uint8_t>(data)[o * source.in + i]) *
-                     E8M0ToF32(source.scales[o * cols + i / kScaleBlock]));
-      source.format = DenseFormat::kBf16;
-      source.data = widened.data();
-      source.scales = nullptr;
+    if (is_mxfp8) {
+      ASSIGN_OR_RETURN(widened, WidenMxFp8(*tensor, source));
+      use_widened();
     }
   }
   if (source.format == DenseFormat::kF16 && exl3_load_ == Exl3Load::kBf16) {
     widened.resize(static_cast<size_t>(source.out * source.in));
     for (size_t i = 0; i < widened.size(); ++i)
       widened[i] = ToBf16(ToF32(As<F16>(data)[i]));
-    source.format = DenseFormat::kBf16;
-    source.data = widened.data();
+    use_widened();
   }
   absl::StatusOr<DenseWeights> weights = DenseWeights::Prepare(source);
   if (!weights.ok()) return Annotate(weights.status(), *tensor);
   return LinearWeights(*std::move(weights));
+}
+
+// A scale per row and 32 inputs: exact in bf16.
+absl::StatusOr<std::vector<Bf16>> TensorReader::WidenMxFp8(const StoredTensor& tensor,
+                                                           const DenseSource& source) const {
+  std::vector<Bf16> widened(static_cast<size_t>(source.out * source.in));
+  const auto* codes = static_cast<const uint8_t*>(source.data);
+  const int64_t scale_cols = (source.in + kScaleBlock - 1) / kScaleBlock;
+  for (int64_t o = 0; o < source.out; ++o)
+    for (int64_t i = 0; i < source.in; ++i) {
+      const float value = E4M3ToF32(codes[o * source.in + i]) *
+                          E8M0ToF32(source.scales[o * scale_cols + i / kScaleBlock]);
+      if (!std::isfinite(value))
+        return Annotate(absl::InvalidArgumentError(
+                            absl::StrCat("element [", o, ", ", i, "] is not a finite number")),
+                        tensor);
+      widened[static_cast<size_t>(o * source.in + i)] = ToBf16(value);
+    }
+  return widened;
 }
 
 }  // namespace twinspark

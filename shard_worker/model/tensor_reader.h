@@ -74,6 +74,15 @@ class TensorReader {
 
  private:
   struct Hashes;
+  struct MatrixShape {
+    int64_t out = 0;
+    int64_t in = 0;
+  };
+  // suh or svh, or the legacy sign words su or sv.
+  struct Exl3Vector {
+    bool is_signs = false;
+    std::vector<std::byte> bytes;
+  };
 
   absl::StatusOr<const StoredTensor*> Find(const std::string& name);
   absl::Status CheckShape(const StoredTensor& tensor, const std::vector<int64_t>& shape) const;
@@ -82,6 +91,20 @@ class TensorReader {
                                                   int64_t row_bytes,
                                                   Slice rows,
                                                   Slice bytes);
+  absl::Status CheckTrellis(const StoredTensor& trellis, int64_t k, int64_t n) const;
+  absl::StatusOr<Exl3Vector> ReadExl3Vector(const std::string& f16_name,
+                                            const std::string& sign_name,
+                                            int64_t size,
+                                            Slice part);
+  absl::StatusOr<Exl3Codebook> ReadExl3Codebook(const std::string& name);
+  absl::StatusOr<DenseFormat> DenseFormatOf(const StoredTensor& tensor) const;
+  absl::StatusOr<std::vector<std::byte>> ReadScales(const std::string& name,
+                                                    const MatrixShape& shape,
+                                                    int64_t rows_per_scale,
+                                                    Slice out_slice,
+                                                    Slice in_slice);
+  absl::StatusOr<std::vector<Bf16>> WidenMxFp8(const StoredTensor& tensor,
+                                               const DenseSource& source) const;
   absl::StatusOr<LinearWeights> Exl3Matrix(
       const std::string& name, int64_t out, int64_t in, Slice out_slice, Slice in_slice);
   absl::StatusOr<LinearWeights> DenseMatrix(

@@ -62,6 +62,17 @@ Workspace::Workspace(const ModelConfig& c,
   row_values = Buffer(a, t, row_width);
   engram_kv = Buffer(a, t, (streams_n + 1) * d);
 
+  AllocateHeads(c, options, bounds, a);
+}
+
+// The target's head and the draft head.
+void Workspace::AllocateHeads(const ModelConfig& c,
+                              const ModelOptions& options,
+                              const StepBounds& bounds,
+                              DType a) {
+  constexpr DType kF = DType::kF32;
+  const int64_t t = bounds.rows;
+  const int64_t d = c.hidden_size;
   const int64_t vocab_slice = c.vocab_size / options.world;
   final_h = Buffer(a, bounds.logits_rows, d);
   final_x = Buffer(a, bounds.logits_rows, d);

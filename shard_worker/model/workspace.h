@@ -106,6 +106,12 @@ struct Workspace {
   Buffer draft_logits;   // f32 [sequences, vocab]
   Buffer confidence_in;  // A [sequences, d + markov_rank]
   Buffer confidence;     // f32 [sequences, 1]
+
+ private:
+  void AllocateHeads(const ModelConfig& config,
+                     const ModelOptions& options,
+                     const StepBounds& bounds,
+                     DType activation);
 };
 
 }  // namespace twinspark
