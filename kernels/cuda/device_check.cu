@@ -275,7 +275,7 @@ void CheckLinearCase(const LinearCase& c, int most, const CudaDevice& device, ui
     rounded.max = std::max(rounded.max, a.max);
     exact.rms = std::max(exact.rms, b.rms);
   }
-  Expect(rounded.rms < 2e-5 && exact.rms < 3.5e-4,
+  Expect(rounded.rms < 2e-6 && exact.rms < 3.5e-4,
          "linear %d x %d x%d K %d cb %d rows %d: rms %.2e (rounded input) %.2e (no rounding)", c.k,
          c.n, c.num_matrices, c.bits, c.codebook, most, rounded.rms, exact.rms);
 

@@ -50,8 +50,8 @@ for step in "${steps[@]}"; do
     check) run check 240 "$bin/device_check" ${VECTORS:+--vectors="$VECTORS"} ;;
     quick) run quick 120 "$bin/device_check" --quick ${VECTORS:+--vectors="$VECTORS"} ;;
     sanitize)
-      run memcheck 200 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
-      run racecheck 200 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check" --quick
+      run memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
+      run racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check" --quick
       ;;
     linear) run linear 200 "$bin/exl3_linear_gpu_bench" --json="$out/linear.json" ;;
     linear-quick) run linear 120 "$bin/exl3_linear_gpu_bench" --quick --json="$out/linear.json" ;;

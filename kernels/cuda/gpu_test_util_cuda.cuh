@@ -228,10 +228,10 @@ __global__ void NaiveDecode(
   wq[i] = table[state];
 }
 
-// xh in double; round: to f16.
+// xh without any rounding, as a sum over the matrix H.
 template <class T>
 __global__ void NaiveRotate(
-    const T* x, int64_t stride, const __half* suh, int k, int rows, bool round, double* xh) {
+    const T* x, int64_t stride, const __half* suh, int k, int rows, double* xh) {
   const size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
   if (i >= static_cast<size_t>(rows) * k) return;
   const int row = static_cast<int>(i / k), col = static_cast<int>(i % k), base = col / 128 * 128;
@@ -241,8 +241,33 @@ __global__ void NaiveRotate(
                      static_cast<double>(__half2float(suh[base + j]));
     sum += (__popc((col & 127) & j) & 1) ? -v : v;
   }
-  sum /= sqrt(128.0);
-  xh[i] = round ? static_cast<double>(__half2float(__double2half(sum))) : sum;
+  xh[i] = sum / sqrt(128.0);
+}
+
+// xh with the bits of the specification: f32 butterflies of stride 1, 2, .. 64, then one rounding
+// to f16. One thread per row and 128 channels.
+template <class T>
+__global__ void NaiveRotateRounded(
+    const T* x, int64_t stride, const __half* suh, int k, int rows, double* xh) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= rows * (k / 128)) return;
+  const int row = i / (k / 128), base = i % (k / 128) * 128;
+  float v[128];
+  for (int j = 0; j < 128; ++j) {
+    v[j] = static_cast<float>(x[row * stride + base + j]) * __half2float(suh[base + j]);
+  }
+  for (int h = 1; h < 128; h *= 2) {
+    for (int j = 0; j < 128; ++j) {
+      if ((j & h) != 0) continue;
+      const float a = v[j], b = v[j + h];
+      v[j] = a + b;
+      v[j + h] = a - b;
+    }
+  }
+  for (int j = 0; j < 128; ++j) {
+    xh[static_cast<size_t>(row) * k + base + j] =
+        static_cast<double>(__half2float(__float2half_rn(v[j] * 0.08838834764f)));
+  }
 }
 
 __global__ void NaiveProduct(
@@ -294,8 +319,13 @@ class NaiveLinear {
                           bool round) const {
     DeviceArray<double> xh(static_cast<size_t>(rows) * m.k), z(static_cast<size_t>(rows) * m.n),
         y(static_cast<size_t>(rows) * m.n);
-    NaiveRotate<<<static_cast<unsigned>((xh.size() + 255) / 256), 256>>>(
-        x, stride, m.suh.get(), m.k, rows, round, xh.get());
+    if (round) {
+      NaiveRotateRounded<<<static_cast<unsigned>(rows * (m.k / 128) + 63) / 64, 64>>>(
+          x, stride, m.suh.get(), m.k, rows, xh.get());
+    } else {
+      NaiveRotate<<<static_cast<unsigned>((xh.size() + 255) / 256), 256>>>(x, stride, m.suh.get(),
+                                                                           m.k, rows, xh.get());
+    }
     NaiveProduct<<<dim3(static_cast<unsigned>(m.n / 128), static_cast<unsigned>(rows)), 128>>>(
         xh.get(), wq.get(), m.k, m.n, rows, z.get());
     NaiveOutput<<<static_cast<unsigned>((y.size() + 255) / 256), 256>>>(z.get(), m.svh.get(), m.n,

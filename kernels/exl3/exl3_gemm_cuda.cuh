@@ -42,6 +42,8 @@ inline constexpr int kBlocksByRegisters = BlocksByRegisters(NT);
 struct SharedHeader {
   uint64_t full[kMaxStages];
   uint64_t empty[kMaxStages];
+  uint64_t deferred_from[kMaxStages];  // inputs of the first ring
+  uint32_t deferred_bytes[kMaxStages];
   int32_t last_arrival;
   int32_t num_entries;
 };
@@ -125,129 +127,89 @@ __device__ __forceinline__ int NumTasks(const GemmArgs& args, int num_entries) {
 
 // --- producer ---
 
-// Walks the ring stages of a block's tasks in order.
-struct StageCursor {
-  int task_index;
-  int num_tasks;
-  Task task;
-  int segment, pair, pair_end;
-  const uint8_t* weights;  // of the task's first tile row
-  const char* b;           // of the task's first group, pair 0
-
-  __device__ bool done() const { return task_index >= num_tasks; }
-};
-
-template <int K>
-__device__ __forceinline__ void OpenTask(const GemmArgs& args,
-                                         const MoeEntry* entries,
-                                         StageCursor& c) {
-  if (c.done()) return;
-  c.task = MakeTask(args, entries, c.task_index);
-  const Task& task = c.task;
-  const uint8_t* trellis;
-  int block = task.unit;
-  int64_t group = task.first_group;
-  if (args.kind == GemmKind::kLinear) {
-    const GemmMatrix& m = args.matrices[task.matrix];
-    trellis = m.trellis;
-    block = task.unit - m.first_unit;
-    group += static_cast<int64_t>(task.matrix) * args.num_groups;
-  } else {
-    const MoeExpert& e = args.experts[task.expert];
-    trellis = args.kind == GemmKind::kDown ? e.down : (task.which == 0 ? e.gate : e.up);
-    group += task.which * args.group_capacity;
-  }
-  c.weights = trellis + static_cast<int64_t>(block) * args.pairs * (2 * 8 * kTileBytesPerBit * K);
-  c.b = static_cast<const char*>(args.xh) + group * args.pairs * kPairBytes;
-  c.segment = task.segment_begin;
-  c.pair = SegmentBegin(args, c.segment);
-  c.pair_end = SegmentBegin(args, c.segment + 1);
-}
-
-template <int K, int kStagePairs>
-__device__ __forceinline__ void NextStage(const GemmArgs& args,
-                                          const MoeEntry* entries,
-                                          StageCursor& c) {
-  c.pair += kStagePairs;
-  if (c.pair < c.pair_end) return;
-  if (++c.segment < c.task.segment_end) {
-    c.pair = SegmentBegin(args, c.segment);
-    c.pair_end = SegmentBegin(args, c.segment + 1);
-    return;
-  }
-  c.task_index += static_cast<int>(gridDim.x);
-  OpenTask<K>(args, entries, c);
-}
-
+// Streams the tasks of a block through the ring; one thread. It shares the issue slots with eight
+// busy warps, so what it does per stage is kept to two dozen instructions.
 template <int K, int kStagePairs>
 __device__ __forceinline__ void Produce(const GemmArgs& args,
                                         const MoeEntry* entries,
                                         int num_tasks,
                                         SharedHeader* header,
                                         char* ring) {
-  constexpr uint32_t kBlockBytes = 8 * kTileBytesPerBit * K;
-  const int lane = static_cast<int>(threadIdx.x & 31);
+  constexpr uint32_t kPairWeights = 2 * 8 * kTileBytesPerBit * K;
   const uint64_t policy = device::EvictFirstPolicy();
-  const bool streamed = !args.resident;
   const uint32_t ring_address = device::SharedAddress(ring);
-
-  auto weights = [&](const StageCursor& c, int stage) {
-    const int pairs = min(kStagePairs, c.pair_end - c.pair);
-    const uint32_t full = device::SharedAddress(&header->full[stage]);
-    const uint32_t bytes =
-        static_cast<uint32_t>(pairs) *
-        (2 * kBlockBytes + (streamed ? static_cast<uint32_t>(c.task.num_groups) * kPairBytes : 0));
-    if (lane == 0) device::BarrierArriveExpect(full, bytes);
-    __syncwarp();
-    if (lane == 0) {
-      device::BulkCopyEvictFirst(ring_address + static_cast<uint32_t>(stage * args.stage_bytes),
-                                 c.weights + static_cast<int64_t>(c.pair) * (2 * kBlockBytes),
-                                 static_cast<uint32_t>(pairs) * (2 * kBlockBytes), full, policy);
-    }
-  };
-  auto inputs = [&](const StageCursor& c, int stage) {
-    const int pairs = min(kStagePairs, c.pair_end - c.pair);
-    const uint32_t full = device::SharedAddress(&header->full[stage]);
-    if (lane == 0) {
-      device::BulkCopy(ring_address + static_cast<uint32_t>(stage * args.stage_bytes) +
-                           2 * kStagePairs * kBlockBytes,
-                       c.b + static_cast<int64_t>(c.pair) * c.task.num_groups * kPairBytes,
-                       static_cast<uint32_t>(pairs * c.task.num_groups) * kPairBytes, full);
-    }
-  };
-
-  StageCursor c{};
-  c.task_index = static_cast<int>(blockIdx.x);
-  c.num_tasks = num_tasks;
-  OpenTask<K>(args, entries, c);
-  // The first ring's worth of weights does not depend on the previous kernel.
-  StageCursor first = c;
-  int prologue = 0;
-  for (; prologue < args.num_stages && !c.done(); ++prologue) {
-    weights(c, prologue);
-    NextStage<K, kStagePairs>(args, entries, c);
-  }
-  if (!streamed) {
-    first = c;
-  } else {
+  const uint32_t barriers = device::SharedAddress(header);
+  const uint32_t stage_bytes = static_cast<uint32_t>(args.stage_bytes);
+  const uint32_t num_stages = static_cast<uint32_t>(args.num_stages);
+  const bool streamed = args.resident == 0;
+  // The weights of the first ring do not depend on the previous kernel; its inputs follow the wait.
+  bool waited = !streamed;
+  uint32_t deferred = 0;
+  auto issue_deferred = [&] {
     device::WaitForPrevious();
-    for (int i = 0; i < prologue; ++i) {
-      inputs(first, i);
-      NextStage<K, kStagePairs>(args, entries, first);
+    for (uint32_t i = 0; i < deferred; ++i) {
+      device::BulkCopy(ring_address + i * stage_bytes + kStagePairs * kPairWeights,
+                       reinterpret_cast<const void*>(header->deferred_from[i]),
+                       header->deferred_bytes[i], barriers + 8 * i);
+    }
+    waited = true;
+  };
+
+  uint32_t stage = 0, parity = 1;  // the first round finds every stage empty
+  uint32_t data = ring_address, full = barriers;
+  for (int t = static_cast<int>(blockIdx.x); t < num_tasks; t += static_cast<int>(gridDim.x)) {
+    const Task task = MakeTask(args, entries, t);
+    const uint8_t* trellis;
+    int block = task.unit;
+    int64_t group = task.first_group;
+    if (args.kind == GemmKind::kLinear) {
+      const GemmMatrix& m = args.matrices[task.matrix];
+      trellis = m.trellis;
+      block -= m.first_unit;
+      group += static_cast<int64_t>(task.matrix) * args.num_groups;
+    } else {
+      const MoeExpert& e = args.experts[task.expert];
+      trellis = args.kind == GemmKind::kDown ? e.down : (task.which == 0 ? e.gate : e.up);
+      group += task.which * args.group_capacity;
+    }
+    const uint32_t pair_inputs = streamed ? static_cast<uint32_t>(task.num_groups) * kPairBytes : 0;
+    const int first_pair = SegmentBegin(args, task.segment_begin);
+    const uint8_t* weights =
+        trellis + (static_cast<int64_t>(block) * args.pairs + first_pair) * kPairWeights;
+    const char* inputs = static_cast<const char*>(args.xh) + group * args.pairs * kPairBytes +
+                         static_cast<int64_t>(first_pair) * pair_inputs;
+    for (int segment = task.segment_begin; segment < task.segment_end; ++segment) {
+      int left = SegmentBegin(args, segment + 1) - SegmentBegin(args, segment);
+#pragma unroll 1
+      for (; left > 0; left -= kStagePairs) {
+        const uint32_t pairs = static_cast<uint32_t>(min(left, kStagePairs));
+        const uint32_t input_bytes = pairs * pair_inputs;
+        device::BarrierWait(full + 8 * kMaxStages, parity);
+        device::BarrierArriveExpect(full, pairs * kPairWeights + input_bytes);
+        device::BulkCopyEvictFirst(data, weights, pairs * kPairWeights, full, policy);
+        weights += pairs * kPairWeights;
+        if (streamed) {
+          if (waited) {
+            device::BulkCopy(data + kStagePairs * kPairWeights, inputs, input_bytes, full);
+          } else {
+            header->deferred_from[deferred] = reinterpret_cast<uint64_t>(inputs);
+            header->deferred_bytes[deferred] = input_bytes;
+            if (++deferred == num_stages) issue_deferred();
+          }
+          inputs += input_bytes;
+        }
+        data += stage_bytes;
+        full += 8;
+        if (++stage == num_stages) {
+          stage = 0;
+          parity ^= 1;
+          data = ring_address;
+          full = barriers;
+        }
+      }
     }
   }
-  int stage = 0;
-  uint32_t parity = 0;
-  while (!c.done()) {
-    device::BarrierWait(device::SharedAddress(&header->empty[stage]), parity);
-    weights(c, stage);
-    if (streamed) inputs(c, stage);
-    NextStage<K, kStagePairs>(args, entries, c);
-    if (++stage == args.num_stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  if (!waited) issue_deferred();
 }
 
 // --- consumers ---
@@ -743,6 +705,7 @@ __global__ void __launch_bounds__(kConsumers<TC> + 32, kBlocksByRegisters<NT>)
   __syncthreads();
   const int num_tasks = NumTasks(args, num_entries);
   if (threadIdx.x >= kConsumers<TC>) {
+    if (threadIdx.x % 32 != 0) return;
     Produce<K, kStagePairsOf<NT>>(args, entries, num_tasks, header, shared + kSharedHeaderBytes);
   } else {
     Prefetch(args, entries, num_tasks);

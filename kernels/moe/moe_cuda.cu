@@ -561,7 +561,6 @@ CudaStatus RunSmall(const MoeCudaParams& p,
   const int groups = (p.rows + kGroupRows - 1) / kGroupRows;
   GemmArgs args = CommonArgs(p);
   args.small = 1;
-  args.counters = reinterpret_cast<uint32_t*>(scratch);
   args.xh_down = scratch + l.xh_down;
   args.partial = reinterpret_cast<float*>(scratch + l.partial);
   args.slot_out = reinterpret_cast<float*>(scratch + l.slot_out);
@@ -602,12 +601,7 @@ CudaStatus RunChunk(const MoeCudaParams& p,
   const ChunkLayout l = LayOutChunk(p, p.rows);
   char* scratch = static_cast<char*>(workspace.data);
   const int slots = p.rows * p.num_chosen;
-  if (static_cast<size_t>(l.max_entries * (p.inner / kBlockN)) * sizeof(uint32_t) >
-      kCudaCounterBytes) {
-    return CudaError(-1, "moe: chunk of %d rows needs more counters than there are", p.rows);
-  }
   GemmArgs args = CommonArgs(p);
-  args.counters = reinterpret_cast<uint32_t*>(scratch);
   args.entries = reinterpret_cast<const MoeEntry*>(scratch + l.entries);
   args.order = reinterpret_cast<const int32_t*>(scratch + l.order);
   args.num_entries = reinterpret_cast<const int32_t*>(scratch + l.num_entries);

@@ -5,7 +5,7 @@
 //
 // A row's bits do not depend on the number of rows, the path (few rows or chunk), the other rows or
 // how many of them share an expert: every product follows exl3_gemm_cuda.h, and the experts of a
-// row are added in ascending id. No host read, no wait between blocks, counters reset themselves,
+// row are added in ascending id. No host read, no wait between blocks, no state between calls,
 // so calls are capturable and independent on several streams (one workspace each). Model spec 3.10,
 // "Ours".
 #pragma once

@@ -1,0 +1,48 @@
+// What the CUDA module offers to the process that opens it: one exported function that returns a
+// table. The module is a shared object opened at run time (cuda_loader.h), with the CUDA runtime
+// linked in, so a machine without a GPU, a driver or the module runs the CPU backend. Plain structs
+// and pointers only: no Abseil, no exceptions, no CUDA headers. A change of any struct reached from
+// here is a new version.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/workspace_cuda.h"
+#include "kernels/exl3/exl3_linear_cuda.h"
+#include "kernels/moe/moe_cuda.h"
+
+namespace twinspark {
+
+inline constexpr int kCudaInterfaceVersion = 1;
+
+struct CudaModule {
+  int version;  // kCudaInterfaceVersion of the module
+
+  // Fills `device` for GPU `index`; code > 0 with the driver's words if there is none.
+  CudaStatus (*query_device)(int index, CudaDevice* device);
+
+  int (*exl3_segments)(int k, int num_units);
+  size_t (*exl3_linear_workspace)(const Exl3LinearCudaParams&, const CudaDevice&, int rows);
+  CudaStatus (*exl3_linear)(const Exl3LinearCudaParams&,
+                            const CudaDevice&,
+                            const CudaWorkspace&,
+                            void* stream);
+  CudaStatus (*exl3_prepare)(const void* stored,
+                             int stored_n,
+                             int first_column,
+                             int k,
+                             int n,
+                             int bits,
+                             void* prepared,
+                             void* stream);
+  CudaStatus (*exl3_reconstruct)(const Exl3ReconstructCudaParams&, void* stream);
+  size_t (*moe_workspace)(const MoeCudaParams&, int rows);
+  CudaStatus (*moe)(const MoeCudaParams&, const CudaDevice&, const CudaWorkspace&, void* stream);
+};
+
+// The module's only symbol. Null if `version` is not its own.
+using CudaModuleFactory = const CudaModule* (*)(int version);
+inline constexpr char kCudaModuleFactoryName[] = "TwinsparkCudaModule";
+
+}  // namespace twinspark
