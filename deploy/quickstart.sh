@@ -5,16 +5,21 @@
 #   deploy/quickstart.sh [--port P] [--model DIR] [--tp 1|2]
 #   deploy/quickstart.sh --smoke      stops the cluster after the answer; exit 0 only if it was 323
 #   deploy/quickstart.sh --stop       stops a running one, on whatever port
-#   deploy/quickstart.sh --status     one line about it
+#   deploy/quickstart.sh --status     one line about it; exit 69 when it is not ready
+#
+# A running cluster of this checkout is used as it is when it is this build with this model, TP and port, else replaced; --smoke
+# starts one of its own beside it, on a free port. It listens on 127.0.0.1; LISTEN_ADDR=0.0.0.0 opens it to your network (then set
+# API_KEY_FILE too). Every other setting of deploy/.env.example can be given in the environment as well.
 #
 # Ctrl-C, SIGTERM, SIGKILL or a failing part at any moment before it returns leaves no process behind.
 # Exit codes: 0 done, 1 wrong answer, 69 packages, build or a part failed, 78 bad argument, 130 interrupted.
 set -euo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 checkout=$PWD
 bin=$checkout/build/release/bin
 
-usage() { sed -n '2,11p' "$checkout/deploy/quickstart.sh" | sed 's/^# \{0,1\}//'; }
+usage() { sed -n '2,15p' "$checkout/deploy/quickstart.sh" | sed 's/^# \{0,1\}//'; }
 verb=up
 pass=()
 while (($#)); do
@@ -23,8 +28,15 @@ while (($#)); do
     --status) verb=status ;;
     --smoke) pass+=("$1") ;;
     --port | --model | --tp)
-      if (($# < 2)); then echo "quickstart.sh: $1 needs a value" >&2; exit 78; fi
-      pass+=("$1" "$2"); shift ;;
+      value=${2-}
+      case "$1" in
+        --port) if ! [[ $value =~ ^[0-9]{1,5}$ ]] || ((10#$value > 65535)); then echo "quickstart.sh: --port '$value': expected a port from 0 to 65535" >&2; exit 78; fi ;;
+        --tp) if [[ $value != [12] ]]; then echo "quickstart.sh: --tp '$value': expected 1 or 2" >&2; exit 78; fi ;;
+        --model)
+          [[ $value == /* ]] || value=$called_from/$value
+          [ -r "$value/config.json" ] || { echo "quickstart.sh: --model '${2-}': no config.json in $value" >&2; exit 78; } ;;
+      esac
+      pass+=("$1" "$value"); shift ;;
     --help | -h) usage; exit 0 ;;
     *) echo "quickstart.sh: unknown argument '$1'" >&2; usage >&2; exit 78 ;;
   esac

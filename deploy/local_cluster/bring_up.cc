@@ -180,12 +180,14 @@ std::string StatusLine(const std::string& body) {
   const boost::json::value* workers = json.find_pointer("/workers", none);
   if (workers != nullptr && workers->is_array()) {
     for (const boost::json::value& worker : workers->as_array()) {
-      absl::StrAppend(&line, "; rank ", TextOf(worker, "/rank"), " ", TextOf(worker, "/state"));
+      const std::string state = TextOf(worker, "/state");
+      absl::StrAppend(&line, "; rank ", TextOf(worker, "/rank"), " ", state);
       boost::system::error_code none_either;
       const boost::json::value* progress = worker.find_pointer("/progress", none_either);
       const double share =
           progress != nullptr && progress->is_number() ? progress->to_number<double>() : 0;
-      if (share > 0 && share < 1) absl::StrAppend(&line, absl::StrFormat(" %.0f %%", share * 100));
+      if (state == "LOADING" && share > 0 && share < 1)
+        absl::StrAppend(&line, absl::StrFormat(" %.0f %%", share * 100));
     }
   }
   return line;
@@ -229,11 +231,12 @@ absl::StatusOr<int> WaitUntilReady(SupervisorHandle& supervisor, Progress& progr
 }
 
 absl::StatusOr<ChatAnswer> Ask(const std::string& base,
+                               const std::string& model,
                                const std::string& question,
                                int max_tokens) {
   std::cout << "\n> " << question << "\n" << std::flush;
   ASSIGN_OR_RETURN(const ChatAnswer answer,
-                   AskChat(base, question, max_tokens,
+                   AskChat(base, model, question, max_tokens,
                            [](std::string_view text) { std::cout << text << std::flush; }));
   std::cout << "\n  TTFT " << absl::StrFormat("%.0f ms", answer.ttft_ms);
   if (answer.tokens_per_second > 0)
@@ -243,20 +246,20 @@ absl::StatusOr<ChatAnswer> Ask(const std::string& base,
 }
 
 void PrintHowToUse(int port, const std::string& model) {
-  std::cout << "\nThe cluster stays on http://127.0.0.1:" << port
-            << " (stop it: deploy/quickstart.sh --stop). Try:\n\n"
-            << "  curl -N http://127.0.0.1:" << port
-            << "/v1/chat/completions -H 'Content-Type: application/json' -d '"
-            << R"({"model":")" << model
-            << R"(","stream":true,"messages":[{"role":"user","content":"tell me a joke"}]})"
-            << "'\n\n"
-            << "  from openai import OpenAI\n"
-            << "  client = OpenAI(base_url=\"http://127.0.0.1:" << port
-            << "/v1\", api_key=\"none\")\n"
-            << "  print(client.chat.completions.create(model=\"" << model
-            << "\",\n        messages=[{\"role\": \"user\", \"content\": \"What is the capital of "
-               "France?\"}]).choices[0].message.content)\n"
-            << std::endl;
+  std::cout
+      << "\nThe cluster stays on http://127.0.0.1:" << port
+      << " (stop it: deploy/quickstart.sh --stop). Try:\n\n"
+      << "  curl -N http://127.0.0.1:" << port
+      << "/v1/chat/completions -H 'Content-Type: application/json' -d '"
+      << R"({"model":")" << model
+      << R"(","stream":true,"messages":[{"role":"user","content":"tell me a joke"}]})"
+      << "'\n\n"
+      << "from openai import OpenAI\n"
+      << "client = OpenAI(base_url=\"http://127.0.0.1:" << port << "/v1\", api_key=\"none\")\n"
+      << "answer = client.chat.completions.create(model=\"" << model
+      << "\", messages=[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}])\n"
+      << "print(answer.choices[0].message.content)\n"
+      << std::endl;
 }
 
 int Fail(const UpOptions& options, SupervisorHandle& supervisor, const absl::Status& why) {
@@ -275,9 +278,15 @@ bool SameCluster(const ClusterState& running, const UpOptions& options) {
 
 }  // namespace
 
-int BringUp(const UpOptions& options) {
+int BringUp(const UpOptions& asked) {
   Progress progress;
+  UpOptions options = asked;
   mkdir(options.run_dir.c_str(), 0755);
+  if (options.smoke) {  // beside whatever is running, never instead of it
+    options.run_dir += "/smoke";
+    mkdir(options.run_dir.c_str(), 0755);
+    if (!options.port.has_value()) options.port = 0;
+  }
   const int lock =
       open(absl::StrCat(options.run_dir, "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0) {
@@ -319,28 +328,31 @@ int BringUp(const UpOptions& options) {
   }
   const std::string base = absl::StrCat("http://127.0.0.1:", port);
   progress.Say("ready on " + base);
-  const absl::StatusOr<ChatAnswer> answer = Ask(base, kQuestion, 32);
+  const absl::StatusOr<std::string> model = ServedModel(base);
+  if (!model.ok()) return Fail(options, supervisor, model.status());
+  const absl::StatusOr<ChatAnswer> answer = Ask(base, *model, kQuestion, 32);
   if (!answer.ok()) return Fail(options, supervisor, answer.status());
   if (options.smoke) {
     supervisor.End();
-    if (reuse) BringDown(options.run_dir);
     const bool right = answer->text == kAnswer;
     std::cout << (right ? "smoke: ok, the cluster is stopped"
                         : "smoke: WRONG answer, expected 323; the cluster is stopped")
               << std::endl;
     return right ? kExitOk : 1;
   }
-  if (const auto second = Ask(base, kSecondQuestion, 160); !second.ok())
+  if (const auto second = Ask(base, *model, kSecondQuestion, 160); !second.ok())
     return Fail(options, supervisor, second.status());
   if (g_interrupted != 0) return Fail(options, supervisor, absl::CancelledError("interrupted"));
   if (!reuse) supervisor.Release();
-  PrintHowToUse(port, "DeepSeek-v4.1-Flash-EXL3");
+  PrintHowToUse(port, *model);
   return kExitOk;
 }
 
 bool BringDown(const std::string& run_dir) {
   const absl::StatusOr<ClusterState> running = ReadClusterState(run_dir + "/cluster.json");
   if (!running.ok() || !SupervisorRuns(*running)) return false;
+  std::cout << "stopping the cluster on port " << running->port
+            << "; requests that run may finish for 20 s" << std::endl;
   kill(running->supervisor_pid, SIGTERM);
   const int64_t give_up_ms = NowMs() + kDownMsMax;
   while (SupervisorRuns(*running) && NowMs() < give_up_ms)

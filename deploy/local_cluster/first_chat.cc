@@ -13,6 +13,7 @@ namespace twinspark {
 namespace {
 
 constexpr int kChatTimeoutMs = 60000;
+constexpr int kModelsTimeoutMs = 5000;
 
 // Takes one `chat.completion.chunk`; false when it is none.
 bool TakeChunk(std::string_view payload, ChatAnswer& answer, std::string& new_text) {
@@ -36,12 +37,25 @@ bool TakeChunk(std::string_view payload, ChatAnswer& answer, std::string& new_te
 
 }  // namespace
 
+absl::StatusOr<std::string> ServedModel(const std::string& base_url) {
+  ASSIGN_OR_RETURN(const HttpReply reply, HttpGet(base_url + "/v1/models", kModelsTimeoutMs));
+  boost::system::error_code error;
+  const boost::json::value models = boost::json::parse(reply.body, error);
+  const boost::json::value* id = error ? nullptr : models.find_pointer("/data/0/id", error);
+  if (reply.status != 200 || id == nullptr || !id->is_string()) {
+    return absl::UnavailableError(
+        absl::StrCat(base_url, "/v1/models: HTTP ", reply.status, ": ", reply.body.substr(0, 500)));
+  }
+  return std::string(id->as_string().c_str());
+}
+
 absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
+                                   const std::string& model,
                                    const std::string& question,
                                    int max_tokens,
                                    const std::function<void(std::string_view)>& on_text) {
   const boost::json::object request = {
-      {"model", "DeepSeek-v4.1-Flash-EXL3"},
+      {"model", model},
       {"messages", {boost::json::object{{"role", "user"}, {"content", question}}}},
       {"temperature", 0},
       {"max_tokens", max_tokens},

@@ -18,9 +18,13 @@ struct ChatAnswer {
   std::string finish_reason;
 };
 
+// The id of the model that is served, from /v1/models.
+absl::StatusOr<std::string> ServedModel(const std::string& base_url);
+
 // One streamed chat at temperature 0, thinking off. `on_text` gets the text as it comes. The error
 // text names what the server said.
 absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
+                                   const std::string& model,
                                    const std::string& question,
                                    int max_tokens,
                                    const std::function<void(std::string_view)>& on_text);

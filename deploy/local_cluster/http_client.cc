@@ -1,6 +1,8 @@
 // See http_client.h.
 #include "deploy/local_cluster/http_client.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 
 #include <curl/curl.h>
@@ -61,11 +63,27 @@ absl::StatusOr<HttpReply> Perform(CURL* curl,
 }
 
 using Handle = std::unique_ptr<CURL, decltype(&curl_easy_cleanup)>;
+using Headers = std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)>;
+
+Headers MakeHeaders() {
+  curl_slist* list = curl_slist_append(nullptr, "Content-Type: application/json");
+  const char* path = std::getenv("API_KEY_FILE");
+  std::string key;
+  if (path != nullptr && *path != '\0') {
+    std::ifstream file(path);
+    std::getline(file, key);
+  }
+  if (!key.empty())
+    list = curl_slist_append(list, absl::StrCat("Authorization: Bearer ", key).c_str());
+  return Headers(list, curl_slist_free_all);
+}
 
 }  // namespace
 
 absl::StatusOr<HttpReply> HttpGet(const std::string& url, int timeout_ms) {
   const Handle curl(curl_easy_init(), curl_easy_cleanup);
+  const Headers headers = MakeHeaders();
+  curl_easy_setopt(curl.get(), CURLOPT_HTTPHEADER, headers.get());
   Receiver receiver;
   return Perform(curl.get(), url, timeout_ms, receiver);
 }
@@ -76,8 +94,7 @@ absl::StatusOr<HttpReply> HttpPostEvents(
     int timeout_ms,
     const std::function<void(std::string_view payload)>& on_data) {
   const Handle curl(curl_easy_init(), curl_easy_cleanup);
-  const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(
-      curl_slist_append(nullptr, "Content-Type: application/json"), curl_slist_free_all);
+  const Headers headers = MakeHeaders();
   curl_easy_setopt(curl.get(), CURLOPT_HTTPHEADER, headers.get());
   curl_easy_setopt(curl.get(), CURLOPT_POSTFIELDS, json.c_str());
   Receiver receiver;

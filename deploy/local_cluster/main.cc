@@ -54,7 +54,7 @@ std::optional<Arguments> Parse(int argc, char** argv) {
   const std::string checkout =
       Folder(Folder(Folder(arguments.up.bin_dir)));  // CHECKOUT/build/PRESET/bin
   arguments.up.run_dir = checkout + "/run";
-  arguments.up.model_dir = checkout + "/deploy/demo_model";
+  arguments.up.model_dir = AbsolutePath(checkout + "/deploy/demo_model");
   if (argc > 1) arguments.verb = argv[1];
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];

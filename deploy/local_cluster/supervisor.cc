@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -125,11 +126,21 @@ absl::Status Supervisor::StartAll() {
     Report(absl::StrCat("rank ", rank, ": row service on ", engrams.back(), ", worker on ",
                         workers.back()));
   }
-  RETURN_IF_ERROR(StartPart(
-      "gateway",
-      {"--model-dir", options_.model_dir, "--port", absl::StrCat(options_.port), "--workers",
-       absl::StrJoin(workers, ","), "--engram-endpoints", absl::StrJoin(engrams, ","),
-       "--rendezvous-timeout", absl::StrCat(kStartSecondsMax)}));
+  std::vector<std::string> arguments = {"--model-dir",
+                                        options_.model_dir,
+                                        "--port",
+                                        absl::StrCat(options_.port),
+                                        "--workers",
+                                        absl::StrJoin(workers, ","),
+                                        "--engram-endpoints",
+                                        absl::StrJoin(engrams, ","),
+                                        "--rendezvous-timeout",
+                                        absl::StrCat(kStartSecondsMax)};
+  // Private unless somebody opens it on purpose.
+  const char* listen = std::getenv("LISTEN_ADDR");
+  if (listen == nullptr || *listen == '\0')
+    arguments.insert(arguments.end(), {"--listen-addr", "127.0.0.1"});
+  RETURN_IF_ERROR(StartPart("gateway", std::move(arguments)));
   ASSIGN_OR_RETURN(const std::string address, WaitForPort("gateway"));
   const size_t colon = address.rfind(':');
   const int port = std::atoi(address.c_str() + (colon == std::string::npos ? 0 : colon + 1));
