@@ -30,9 +30,9 @@ struct MoeCudaParams {
   bool round_gate_up = true;                 // w1 x and w3 x to bf16
   bool round_activation = true;              // a to bf16
   const exl3::MoeExpert* experts = nullptr;  // device [num_experts]
-  const int32_t* ids = nullptr;              // device [rows, num_chosen], distinct in a row
-  const float* weights = nullptr;            // device [rows, num_chosen]
-  const void* x = nullptr;                   // device [rows, d]
+  const int32_t* ids = nullptr;    // device [rows, num_chosen], 0..num_experts-1, distinct in a row
+  const float* weights = nullptr;  // device [rows, num_chosen]
+  const void* x = nullptr;         // device [rows, d]
   int64_t x_stride = 0;
   int32_t x_type = exl3::kTypeBf16;
   const float* shared_out = nullptr;  // device [rows, d] or null: added last
