@@ -19,11 +19,20 @@ namespace twinspark::engram {
 namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kStarted = UINT32_MAX - 1;
+constexpr uint32_t kWindowsOfChunk = 64;  // from here on, hashing overlaps with reading
 constexpr std::array<int64_t, 3> kRetryDelayNs = {1'000'000, 5'000'000, 20'000'000};
 constexpr size_t kWindowsPerTurn = 4;
 
 uint64_t BlockKey(int layer_idx, uint32_t file_idx, uint64_t block_idx) {
   return (static_cast<uint64_t>(layer_idx) << 56) | (uint64_t{file_idx} << 44) | block_idx;
+}
+
+NgramKey KeyOf(const Window& window, uint32_t order) {
+  NgramKey key;
+  key.order = order;
+  std::copy_n(window.ids.begin(), order, key.ids.begin());
+  return key;
 }
 
 // Takes a free slot of a pool or appends one.
@@ -52,8 +61,8 @@ GatherEngine::GatherEngine(const TableSet& tables, BlockReader& reader, RowCache
     : tables_(tables),
       reader_(reader),
       cache_(cache),
-      heads_(static_cast<uint32_t>(tables.columns().size()) /
-             static_cast<uint32_t>(tables.shape().max_ngram_size - 1)) {
+      num_orders_(static_cast<uint32_t>(tables.shape().max_ngram_size - 1)),
+      heads_(static_cast<uint32_t>(tables.columns().size()) / num_orders_) {
   CHECK_LE(tables.num_layers(), kMaxLayers);
   if (cache != nullptr) {
     CHECK_EQ(cache->shape().heads, heads_);
@@ -71,15 +80,19 @@ GatherStats GatherEngine::stats() const {
   return stats;
 }
 
-void GatherEngine::FillDeadRows(const GatherJob& job, int layer_idx, size_t window_idx) const {
+// Dead tokens have no rows: harmless bytes, because their gate is zero.
+void GatherEngine::FillDeadRows(const GatherJob& job, int layer_idx) const {
   const auto& destination = job.destinations[static_cast<size_t>(layer_idx)];
   if (destination.weights == nullptr) return;
   const RowTable& table = tables_.table(layer_idx);
   const size_t columns = tables_.columns().size();
   const size_t weight_bytes = columns * table.row_weight_bytes();
   const size_t scale_bytes = columns * table.row_scale_bytes();
-  memset(destination.weights + window_idx * weight_bytes, 0, weight_bytes);
-  memset(destination.scales + window_idx * scale_bytes, 127, scale_bytes);
+  for (size_t i = 0; i < job.windows.size(); ++i) {
+    if (job.windows[i].live) continue;
+    memset(destination.weights + i * weight_bytes, 0, weight_bytes);
+    memset(destination.scales + i * scale_bytes, 127, scale_bytes);
+  }
 }
 
 void GatherEngine::Start(GatherJob new_job) {
@@ -108,16 +121,22 @@ void GatherEngine::Start(GatherJob new_job) {
     }
     slot.rows_left[l] = static_cast<uint32_t>(live * columns);
     slot.rows_left_total += slot.rows_left[l];
+    FillDeadRows(slot.job, layer_idx);
   }
   stats_.rows += slot.rows_left_total;
-  const size_t num_windows = slot.job.windows.size();
   const uint32_t layers = slot.layers_open;
-  for (size_t i = 0; i < num_windows; ++i) {
-    StartWindow(job_idx, i, layers);
-    // The drive starts while the rest of a long chunk is hashed. Nothing is reaped before all rows
-    // are in: a block that a later window wants too must still be on its way then.
-    if (i % kWindowsPerTurn == kWindowsPerTurn - 1) SubmitQueued();
+  ++slot.rows_left_total;  // keeps the job until all its windows were looked at
+  const auto num_windows = static_cast<uint32_t>(slot.job.windows.size());
+  if (num_windows < kWindowsOfChunk) {
+    for (uint32_t i = 0; i < num_windows; ++i) {
+      for (uint32_t order = 2; order < num_orders_ + 2; ++order) {
+        StartNgram(job_idx, i, order, layers);
+      }
+    }
+  } else {
+    StartChunk(job_idx, layers);
   }
+  --jobs_[job_idx].rows_left_total;
   // Layers whose rows were all in the cache, or that have only dead tokens, are done.
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if (jobs_[job_idx].rows_left[static_cast<size_t>(layer_idx)] == 0) {
@@ -128,48 +147,66 @@ void GatherEngine::Start(GatherJob new_job) {
   SubmitQueued();
 }
 
-// One probe per order; what the cache does not have is read, layer by layer.
-void GatherEngine::StartWindow(uint32_t job_idx, size_t window_idx, uint32_t layers) {
-  const Window window = jobs_[job_idx].job.windows[window_idx];
-  if (!window.live) {
-    for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
-      if ((layers & jobs_[job_idx].layers_open) >> layer_idx & 1) {
-        FillDeadRows(jobs_[job_idx].job, layer_idx, window_idx);
+// All windows that share an n-gram are asked for together, so that their blocks are read once; then
+// the drive can be served while the rest of the chunk is still to be hashed.
+void GatherEngine::StartChunk(uint32_t job_idx, uint32_t layers) {
+  const auto num_windows = static_cast<uint32_t>(jobs_[job_idx].job.windows.size());
+  const uint32_t num_orders = num_orders_;
+  // By order and window: the next window with the same n-gram; kStarted for those that were asked
+  // for.
+  std::vector<uint32_t> next(size_t{num_orders} * num_windows, kNone);
+  absl::flat_hash_map<NgramKey, uint32_t> first;
+  for (uint32_t order_idx = 0; order_idx < num_orders; ++order_idx) {
+    first.clear();
+    for (uint32_t i = num_windows; i > 0; --i) {
+      const Window& window = jobs_[job_idx].job.windows[i - 1];
+      if (!window.live) continue;
+      const auto [it, inserted] = first.try_emplace(KeyOf(window, order_idx + 2), i - 1);
+      if (inserted) continue;
+      next[size_t{order_idx} * num_windows + i - 1] = std::exchange(it->second, i - 1);
+    }
+  }
+  for (uint32_t i = 0; i < num_windows; ++i) {
+    for (uint32_t order_idx = 0; order_idx < num_orders; ++order_idx) {
+      uint32_t* chain = &next[size_t{order_idx} * num_windows];
+      for (uint32_t at = i; at != kNone && chain[at] != kStarted;) {
+        StartNgram(job_idx, at, order_idx + 2, layers);
+        at = std::exchange(chain[at], kStarted);
       }
     }
-    return;
+    if (i % kWindowsPerTurn == kWindowsPerTurn - 1) Poll(/*wait=*/false);
   }
+}
+
+// One n-gram of one window: from the cache, or read, for all layers asked for.
+void GatherEngine::StartNgram(uint32_t job_idx,
+                              uint32_t window_idx,
+                              uint32_t order,
+                              uint32_t layers) {
+  const Window window = jobs_[job_idx].job.windows[window_idx];
+  if (!window.live) return;
+  const uint32_t order_idx = order - 2;
+  RowCache::Ref cached;
+  if (cache_ != nullptr) cached = ProbeCache(window, order);
   const std::vector<int>& columns = tables_.columns();
-  const uint32_t num_orders = static_cast<uint32_t>(tables_.shape().max_ngram_size - 1);
-  std::array<RowCache::Ref, kMaxNgram> cached;
-  for (uint32_t order_idx = 0; cache_ != nullptr && order_idx < num_orders; ++order_idx) {
-    cached[order_idx] = ProbeCache(window, order_idx + 2);
-  }
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if ((layers >> layer_idx & 1) == 0) continue;
+    if (CopyFromCache(job_idx, window_idx, layer_idx, order_idx, cached)) continue;
     std::array<uint64_t, kMaxNgram - 1> hashes;
-    bool hashed = false;
-    for (uint32_t order_idx = 0; order_idx < num_orders; ++order_idx) {
-      if (CopyFromCache(job_idx, window_idx, layer_idx, order_idx, cached[order_idx])) continue;
-      if (!hashed) tables_.hasher().OrderHashes(layer_idx, window, hashes);
-      hashed = true;
-      for (uint32_t head = 0; head < heads_; ++head) {
-        const size_t owned = order_idx * heads_ + head;
-        const int column = columns[owned];
-        const uint32_t prime =
-            tables_.hasher().layer(layer_idx).primes[static_cast<size_t>(column)];
-        AddRow({job_idx, layer_idx, static_cast<uint32_t>(window_idx * columns.size() + owned),
-                cached[order_idx], head},
-               column, static_cast<uint32_t>(hashes[order_idx] % prime));
-      }
+    tables_.hasher().OrderHashes(layer_idx, window, hashes);
+    for (uint32_t head = 0; head < heads_; ++head) {
+      const size_t owned = order_idx * heads_ + head;
+      const int column = columns[owned];
+      const uint32_t prime = tables_.hasher().layer(layer_idx).primes[static_cast<size_t>(column)];
+      AddRow({job_idx, layer_idx, static_cast<uint32_t>(window_idx * columns.size() + owned),
+              cached, head},
+             column, static_cast<uint32_t>(hashes[order_idx] % prime));
     }
   }
 }
 
 RowCache::Ref GatherEngine::ProbeCache(const Window& window, uint32_t order) {
-  NgramKey key;
-  key.order = order;
-  std::copy_n(window.ids.begin(), order, key.ids.begin());
+  const NgramKey key = KeyOf(window, order);
   const RowCache::Ref found = cache_->Find(key);
   return found.valid() ? found : cache_->Insert(key);
 }

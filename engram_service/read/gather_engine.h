@@ -139,7 +139,8 @@ class GatherEngine {
     RowCache::Ref cached;
     uint32_t cache_head = 0;
   };
-  void StartWindow(uint32_t job_idx, size_t window_idx, uint32_t layers);
+  void StartChunk(uint32_t job_idx, uint32_t layers);
+  void StartNgram(uint32_t job_idx, uint32_t window_idx, uint32_t order, uint32_t layers);
   RowCache::Ref ProbeCache(const Window& window, uint32_t order);
   bool CopyFromCache(
       uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref);
@@ -160,11 +161,12 @@ class GatherEngine {
   void FailLayer(int layer_idx, const std::string& error);
   void CheckDeadlines();
   void ReleaseJobIfDone(uint32_t job_idx);
-  void FillDeadRows(const GatherJob& job, int layer_idx, size_t window_idx) const;
+  void FillDeadRows(const GatherJob& job, int layer_idx) const;
 
   const TableSet& tables_;
   BlockReader& reader_;
   RowCache* const cache_;
+  const uint32_t num_orders_;
   const uint32_t heads_;  // owned heads per order
   GatherStats stats_;
   std::array<bool, kMaxLayers> failed_{};

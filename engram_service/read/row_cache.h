@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -21,6 +22,10 @@ struct NgramKey {
   std::array<int32_t, kMaxNgram> ids{};
 
   bool operator==(const NgramKey&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const NgramKey& key) {
+    return H::combine(std::move(hash), key.order, key.ids);
+  }
 };
 
 struct RowCacheShape {

@@ -37,7 +37,8 @@ namespace {
 constexpr size_t kExtentBytes = size_t{kPagesPerExtent} * kPageBytes;
 constexpr size_t kResumeRehash = 16;  // journalled extents that are hashed again before going on
 constexpr int kReadAttempts = 3;
-constexpr size_t kPipelineSlots = 4;
+constexpr size_t kBuilders = 2;  // hashing is what costs
+constexpr size_t kPipelineSlots = kBuilders + 3;
 constexpr size_t kMaxJournalBytes = size_t{64} << 20;
 
 using Clock = std::chrono::steady_clock;
@@ -381,6 +382,7 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
   Line built;
   for (size_t i = 0; i < kPipelineSlots; ++i)
     free.Push(std::make_unique<ExtentWork>());
+  // A null entry tells the next in line that nothing comes any more: one per builder.
   std::thread reader([&] {
     AlignedBuffer buffer;
     for (const uint64_t extent : extents) {
@@ -390,36 +392,39 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
       work->status = ReadExtent(*work, buffer);
       const bool ok = work->status.ok();
       read.Push(std::move(work));
-      if (!ok) return;
+      if (!ok) break;
     }
-    read.Push(nullptr);
+    for (size_t i = 0; i < kBuilders; ++i)
+      read.Push(nullptr);
   });
-  std::thread builder([&] {
-    for (;;) {
-      auto work = read.Pop();
-      const bool last = work == nullptr || !work->status.ok();
-      if (!last) BuildExtent(*work);
-      built.Push(std::move(work));
-      if (last) return;
-    }
-  });
+  std::vector<std::thread> builders;
+  for (size_t i = 0; i < kBuilders; ++i) {
+    builders.emplace_back([&] {
+      while (auto work = read.Pop()) {
+        if (work->status.ok()) BuildExtent(*work);
+        built.Push(std::move(work));
+      }
+      built.Push(nullptr);
+    });
+  }
   const auto begin = Clock::now();
   absl::Status status;
   uint64_t bytes = 0;
   size_t since_sync = 0;
-  for (;;) {
+  for (size_t ended = 0; ended < kBuilders;) {
     auto work = built.Pop();
-    if (work == nullptr) break;
+    if (work == nullptr) {
+      ++ended;
+      continue;
+    }
     if (status.ok()) status = work->status;
-    const bool last = !work->status.ok();
     if (status.ok()) status = WriteExtent(*work);
-    bytes += work->page_bytes;
     if (status.ok() && ++since_sync == options_.extents_per_sync) {
       status = FlushJournal();
       since_sync = 0;
     }
-    if (last) break;
-    // After an error of ours the reader is told to stop with its next place.
+    bytes += work->page_bytes;
+    // After an error the reader is told to stop with its next place.
     free.Push(status.ok() ? std::move(work) : nullptr);
     if (!status.ok()) continue;
     Report("pack", bytes, extents.size() * kExtentBytes);
@@ -431,7 +436,8 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
     }
   }
   reader.join();
-  builder.join();
+  for (std::thread& builder : builders)
+    builder.join();
   RETURN_IF_ERROR(status);
   return FlushJournal();
 }
