@@ -32,7 +32,7 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kAttachTimeoutMs = 5000 * limits::kTimeScale;
 constexpr int64_t kLookNs = 20 * kMs;  // how often a sleeping waiter looks around
-constexpr int kLooksMin = 5;           // a busy machine delays the watcher as much as the watched
+constexpr int kLooksMin = 12;          // a busy machine delays the watcher as much as the watched
 constexpr uint32_t kUnit = TWINSPARK_ROW_RING_UNIT;
 
 int64_t NowNs() {
