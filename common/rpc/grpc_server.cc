@@ -12,8 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "common/host_port.h"
 #include "common/limits.h"
 #include "common/rpc/grpc_log.h"
+#include "common/status_macros.h"
 
 namespace twinspark {
 namespace {
@@ -27,6 +29,8 @@ std::string WithPort(const std::string& address, int port) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const std::string& address, const std::vector<grpc::Service*>& services) {
+  if (!absl::StartsWith(address, "unix:"))
+    RETURN_IF_ERROR(ParseHostPort("listen address", address).status());
   QuietGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

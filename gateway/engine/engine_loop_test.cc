@@ -322,7 +322,10 @@ TEST_F(EngineTest, FullQueueIsSaidAtOnce) {
   engine_->service().Cancel(first);
   ASSERT_TRUE(waiting->WaitForEnd());
   EXPECT_EQ(waiting->num_admitted(), 0);
-  Submit(Request(10, 10, 5), std::make_shared<Recorder>());
+  // The place is free once the engine has taken the end into account.
+  EXPECT_TRUE(WaitUntil([this] {
+    return engine_->service().Submit(Request(10, 10, 5), std::make_shared<Recorder>()).ok();
+  }));
 }
 
 TEST_F(EngineTest, SilentWorkerEndsTheEpoch) {
@@ -370,6 +373,21 @@ TEST_F(EngineTest, WithARecoveryTimeTheStreamGoesOn) {
   EXPECT_EQ(recorder->tokens(), Expected(request));
   EXPECT_EQ(recorder->num_admitted(), 1);
   EXPECT_EQ(engine_->service().GetStatus().num_epochs_ended, 1u);
+}
+
+TEST_F(EngineTest, OtherContentsOfARanksWeightsAreNotTakenBack) {
+  Start();
+  workers_[1]->ChangeSlices("00000000000000ee");
+  workers_[1]->DivergeAt(0);
+  const auto recorder = std::make_shared<Recorder>();
+  Submit(Request(40, 600, 15), recorder);
+  ASSERT_TRUE(recorder->WaitForEnd());
+  ASSERT_TRUE(WaitUntil([this] {
+    return engine_->service().GetStatus().reason.find("00000000000000ee") != std::string::npos;
+  })) << engine_->service().GetStatus().reason;
+  EXPECT_FALSE(engine_->service().GetStatus().ready());
+  workers_[1]->ChangeSlices("00000000000000dd");
+  EXPECT_TRUE(WaitUntil([this] { return engine_->service().GetStatus().ready(); }));
 }
 
 TEST_F(EngineTest, WorkersMayComeInAnyOrder) {

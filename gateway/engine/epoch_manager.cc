@@ -246,6 +246,9 @@ absl::StatusOr<EpochManager::Setup> EpochManager::TrySetUp() {
       !status.ok()) {
     return absl::AbortedError(status.message());
   }
+  last_slices_.clear();
+  for (const WorkerReady& rank : ready)
+    last_slices_.push_back(rank.own_slices_digest);
   std::lock_guard lock(mutex_);
   facts_.config_digest = ready[0].config_digest;
   facts_.weights_digest = ready[0].weights_digest;
@@ -351,6 +354,16 @@ absl::Status EpochManager::CheckAlike(const std::vector<WorkerReady>& ready) con
     if (a.replicated_digest != b.replicated_digest) {
       return Mismatch("contents of replicated weights", first, a.replicated_digest, other,
                       b.replicated_digest);
+    }
+  }
+  // A slice is summed into both ranks alike, so no digest of a step shows a wrong one: its contents
+  // must be those of the epoch before. New weights under a running gateway are refused; they need a
+  // restart of the gateway.
+  for (size_t rank = 0; rank < ready.size() && rank < last_slices_.size(); ++rank) {
+    if (ready[rank].own_slices_digest != last_slices_[rank]) {
+      const std::string name = RankName(*clients_[rank]);
+      return Mismatch("contents of a rank's own weights", name, ready[rank].own_slices_digest,
+                      name + " in its last epoch", last_slices_[rank]);
     }
   }
   return absl::OkStatus();

@@ -87,6 +87,7 @@ class EpochManager {
 
   const EpochManagerConfig config_;
   const std::vector<std::unique_ptr<WorkerClient>>& clients_;
+  std::vector<std::string> last_slices_;  // by rank, of the last epoch that opened
   const Clock& clock_;
   WorkerBoard& board_;
   EngineInbox& inbox_;

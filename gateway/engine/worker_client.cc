@@ -77,6 +77,7 @@ WorkerReady ReadReady(const proto::ConfigureReady& in) {
   out.config_digest = in.config_digest();
   out.weights_digest = in.weights_digest();
   out.replicated_digest = in.replicated_digest();
+  out.own_slices_digest = in.own_slices_digest();
   out.warm = in.warm();
   out.granted = ReadLimits(in.granted(), in.model());
   for (const proto::CostRow& row : in.cost_table()) {

@@ -62,6 +62,7 @@ struct WorkerReady {
   std::string config_digest;
   std::string weights_digest;
   std::string replicated_digest;
+  std::string own_slices_digest;
   bool warm = false;
   EpochLimits granted;
   std::vector<CostEntry> costs;

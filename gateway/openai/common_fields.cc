@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,6 +116,8 @@ void ReadSampling(FieldReader& reader,
   };
   sampling.temperature = number("temperature", 0, 2, limits.default_temperature);
   sampling.top_p = number("top_p", 0, 1, limits.default_top_p, /*min_excluded=*/true);
+  // Smaller than any float is still a filter, not none.
+  sampling.top_p = std::max(sampling.top_p, std::numeric_limits<float>::min());
   sampling.min_p = number("min_p", 0, 1, 0);
   sampling.top_k = static_cast<int32_t>(
       std::max<int64_t>(0, reader.Integer("top_k", -1, INT32_MAX).value_or(0)));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/string_view.h"
+#include "gateway/openai/api_error.h"
 
 namespace twinspark::gateway {
 namespace {
@@ -43,9 +44,9 @@ std::optional<int64_t> FieldReader::Integer(std::string_view key, int64_t min, i
   if (value == nullptr) return std::nullopt;
   const std::optional<int64_t> number = value->is_number() ? value->ToInt64() : std::nullopt;
   if (!number.has_value()) {
-    Fail(key, value->is_number()
-                  ? absl::StrCat("`", ToAbsl(key), "` must be an integer, not ", value->Dump(), ".")
-                  : WrongKind(key, "an integer", *value));
+    Fail(key, value->is_number() ? absl::StrCat("`", ToAbsl(key), "` must be an integer, not ",
+                                                ToAbsl(Quoted(value->Dump())), ".")
+                                 : WrongKind(key, "an integer", *value));
     return std::nullopt;
   }
   if (*number < min || *number > max) {
@@ -70,7 +71,7 @@ std::optional<double> FieldReader::Number(std::string_view key,
   if (!(number >= min && number <= max) || (min_excluded && number == min)) {
     Fail(key,
          absl::StrCat("`", ToAbsl(key), "` must be ", min_excluded ? "greater than " : "at least ",
-                      min, " and at most ", max, ", not ", value->Dump(), "."));
+                      min, " and at most ", max, ", not ", ToAbsl(Quoted(value->Dump())), "."));
     return std::nullopt;
   }
   return number;

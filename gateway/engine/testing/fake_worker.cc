@@ -167,6 +167,7 @@ class FakeWorker::Service final : public proto::ShardWorker::Service {
     proto::ConfigureReady* ready = event.mutable_ready();
     ready->set_config_digest("00000000000000cc");
     ready->set_weights_digest(config_.weights_digest);
+    ready->set_own_slices_digest(config_.own_slices_digest);
     ready->mutable_row_service()->set_transport("shm");
     ready->mutable_model()->set_max_drafts(static_cast<uint32_t>(config_.limits.max_drafts));
     ready->mutable_model()->set_num_layers(4);
@@ -295,7 +296,7 @@ class FakeWorker::Service final : public proto::ShardWorker::Service {
   }
   static void Pause() { std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs)); }
 
-  const FakeWorkerConfig config_;
+  FakeWorkerConfig config_;
   std::atomic<bool> frozen_{false};
   std::atomic<bool> stuck_{false};
   std::atomic<bool> dead_{false};
@@ -347,6 +348,11 @@ void FakeWorker::FailAt(int ops_from_now) {
 void FakeWorker::RefuseConfigure(const std::string& reason) {
   std::lock_guard lock(service_->mutex_);
   service_->refusal_ = reason;
+}
+
+void FakeWorker::ChangeSlices(const std::string& digest) {
+  std::lock_guard lock(service_->mutex_);
+  service_->config_.own_slices_digest = digest;
 }
 
 void FakeWorker::Die() {

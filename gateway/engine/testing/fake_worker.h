@@ -24,6 +24,7 @@ struct FakeWorkerConfig {
   std::string address = "127.0.0.1:0";
   std::string build;  // empty: this build
   std::string weights_digest = "00000000000000aa";
+  std::string own_slices_digest = "00000000000000dd";
   int64_t op_delay_us = 0;
 };
 
@@ -42,7 +43,8 @@ class FakeWorker {
   void DivergeAt(int ops_from_now);                 // wrong digest, once
   void FailAt(int ops_from_now);                    // INTERNAL status, once
   void RefuseConfigure(const std::string& reason);  // empty: accepts again
-  void Die();                                       // ends the server: connections break
+  void ChangeSlices(const std::string& digest);  // what the next Configure reports of its weights
+  void Die();                                    // ends the server: connections break
 
   uint64_t num_ops() const;
   uint64_t num_configures() const;
