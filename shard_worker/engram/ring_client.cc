@@ -136,7 +136,11 @@ absl::StatusOr<std::unique_ptr<RingClient>> RingClient::Attach(const std::string
   const timeval timeout = {kAttachTimeoutMs / 1000, 0};
   setsockopt(mapping.socket, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   setsockopt(mapping.socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-  if (connect(mapping.socket, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+  int connected = -1;
+  do {
+    connected = connect(mapping.socket, reinterpret_cast<sockaddr*>(&address), length);
+  } while (connected != 0 && errno == EINTR);
+  if (connected != 0) {
     return SystemError(absl::StrCat("cannot attach to the row service at ", socket_name));
   }
   request.magic = TWINSPARK_ROW_RING_MAGIC;
@@ -152,7 +156,10 @@ absl::StatusOr<std::unique_ptr<RingClient>> RingClient::Attach(const std::string
   alignas(cmsghdr) std::array<char, CMSG_SPACE(3 * sizeof(int))> control = {};
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  const ssize_t n = recvmsg(mapping.socket, &message, MSG_CMSG_CLOEXEC);
+  ssize_t n = -1;
+  do {  // the wait is bounded by SO_RCVTIMEO; io_uring's task work interrupts it
+    n = recvmsg(mapping.socket, &message, MSG_CMSG_CLOEXEC);
+  } while (n < 0 && errno == EINTR);
   if (n < 0) return SystemError(absl::StrCat("no answer from the row service at ", socket_name));
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header != nullptr && header->cmsg_type == SCM_RIGHTS &&
@@ -358,7 +365,7 @@ absl::Status RingClient::Push(RowRequest record, std::span<const RowRange> range
 
 absl::Status RingClient::CheckAlive() {
   pollfd watch = {mapping_->socket, POLLIN, 0};
-  if (poll(&watch, 1, 0) != 0) {
+  if (poll(&watch, 1, 0) > 0) {
     return End(
         absl::UnavailableError("the row service ended the attachment (it died, was reloaded, "
                                "or refused the last request)"));
