@@ -58,21 +58,24 @@ std::string BuildFingerprint(const std::string& bin_dir) {
   return absl::StrCat(BuildId(), " ", Hex16(Hash64(facts)));
 }
 
-uint64_t ProcessStartTicks(pid_t pid) {
+std::optional<ProcessStat> ReadProcessStat(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t after_name = text.rfind(')');  // the name may hold spaces and brackets
-  if (after_name == std::string::npos) return 0;
+  if (after_name == std::string::npos || after_name + 2 >= text.size()) return std::nullopt;
   std::istringstream fields(text.substr(after_name + 2));
-  std::string state;
-  fields >> state;  // field 3
-  if (state == "Z") return 0;
+  ProcessStat stat;
+  fields >> stat.state;  // field 3
   std::string skipped;
   for (int field = 4; field < 22; ++field)
     fields >> skipped;
-  uint64_t ticks = 0;
-  fields >> ticks;
-  return ticks;
+  fields >> stat.start_ticks;
+  return stat;
+}
+
+uint64_t ProcessStartTicks(pid_t pid) {
+  const std::optional<ProcessStat> stat = ReadProcessStat(pid);
+  return !stat.has_value() || stat->state == 'Z' ? 0 : stat->start_ticks;
 }
 
 bool SupervisorRuns(const ClusterState& state) {

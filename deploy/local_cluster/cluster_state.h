@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <sys/types.h>
@@ -27,7 +28,16 @@ absl::Status WriteClusterState(const std::string& path, const ClusterState& stat
 // Commit, build type, and which binaries of bin_dir exactly: a rebuilt checkout is another build.
 std::string BuildFingerprint(const std::string& bin_dir);
 
-// 0 when there is no such process.
+// What /proc/PID/stat says: the state letter ('T' = stopped by a signal, 'Z' = a zombie) and the
+// start time.
+struct ProcessStat {
+  char state = '?';
+  uint64_t start_ticks = 0;
+};
+// nullopt when there is no such process.
+std::optional<ProcessStat> ReadProcessStat(pid_t pid);
+
+// 0 when there is no such process, or only its zombie.
 uint64_t ProcessStartTicks(pid_t pid);
 bool SupervisorRuns(const ClusterState& state);
 

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <thread>
 
 #include <fcntl.h>
@@ -41,16 +40,6 @@ int64_t NowMs() {
 
 void SleepMs(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-}
-
-// State letter of /proc/PID/stat: 'T' is stopped by a signal ('t' a debugger's stop, which is left
-// alone).
-char ProcessState(pid_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t after_name = text.rfind(')');
-  return after_name == std::string::npos || after_name + 2 >= text.size() ? '?'
-                                                                          : text[after_name + 2];
 }
 
 }  // namespace
@@ -199,7 +188,8 @@ int Supervisor::Watch() {
 void Supervisor::EndStopped() {
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (!parts_[i].running()) continue;
-    if (ProcessState(parts_[i].pid()) != 'T') {
+    // A debugger's stop ('t') is left alone.
+    if (ReadProcessStat(parts_[i].pid()).value_or(ProcessStat{}).state != 'T') {
       stopped_since_ms_[i] = 0;
     } else if (stopped_since_ms_[i] == 0) {
       stopped_since_ms_[i] = NowMs();
