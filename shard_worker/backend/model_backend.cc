@@ -135,6 +135,7 @@ RowConnector RowServiceConnector() {
       facts.last_error = state.last_error;
       return facts;
     };
+    connection.check = [raw] { return raw->CheckAlive(); };
     return connection;
   };
 }
@@ -174,6 +175,14 @@ std::string ModelBackend::ResidentConfigDigest() const {
 RowServiceFacts ModelBackend::RowService() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return rows_.source == nullptr ? last_rows_ : rows_.facts();
+}
+
+absl::Status ModelBackend::CheckRowService() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (rows_.check == nullptr) return absl::OkStatus();
+  const absl::Status alive = rows_.check();
+  if (alive.ok()) return alive;
+  return absl::UnavailableError(absl::StrCat("row service: ", std::string(alive.message())));
 }
 
 void ModelBackend::Abort() {

@@ -23,6 +23,7 @@ namespace twinspark {
 struct RowConnection {
   std::unique_ptr<RowSource> source;
   std::function<RowServiceFacts()> facts;  // thread-safe; valid as long as the source
+  std::function<absl::Status()> check;     // whether it still lives; may be empty
 };
 using RowConnector = std::function<absl::StatusOr<RowConnection>(
     const ModelConfig& model, const GroupConfig& group, int max_step_rows)>;
@@ -51,6 +52,7 @@ class ModelBackend : public WorkerBackend {
   std::string ResidentWeightsDigest() const override;
   std::string ResidentConfigDigest() const override;
   RowServiceFacts RowService() const override;
+  absl::Status CheckRowService() override;
   int LayersDone() const override { return layers_done_.load(); }
   void Abort() override;
 

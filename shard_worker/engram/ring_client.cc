@@ -363,25 +363,31 @@ absl::Status RingClient::Push(RowRequest record, std::span<const RowRange> range
   return absl::OkStatus();
 }
 
-absl::Status RingClient::CheckAlive() {
-  pollfd watch = {mapping_->socket, POLLIN, 0};
-  if (poll(&watch, 1, 0) > 0) {
-    return End(
-        absl::UnavailableError("the row service ended the attachment (it died, was reloaded, "
-                               "or refused the last request)"));
+absl::Status RingClient::Probe(AliveWatch& watch, int looks_min) const {
+  pollfd socket = {mapping_->socket, POLLIN, 0};
+  if (poll(&socket, 1, 0) > 0) {
+    return absl::UnavailableError(
+        "the row service ended the attachment (it died, was reloaded, or refused the last "
+        "request)");
+  }
+  if (service_state() == kRowServiceFailed) {
+    return absl::UnavailableError("the row service has failed; its Status and log say why");
   }
   const uint64_t beat =
       std::atomic_ref<uint64_t>(shared_header().heartbeat).load(std::memory_order_acquire);
   const int64_t now = NowNs();
-  if (beat != beat_ || beat_ns_ == 0) {
-    beat_ = beat;
-    beat_ns_ = now;
-    beat_looks_ = 0;
-  } else if (++beat_looks_ >= kLooksMin && now - beat_ns_ > limits_.heartbeat_ns) {
-    return End(absl::UnavailableError(absl::StrCat(
-        "the row service stands still: no heartbeat for ", (now - beat_ns_) / kMs, " ms")));
+  if (beat != watch.beat || watch.beat_ns == 0) {
+    watch = {beat, now, 0};
+  } else if (++watch.looks >= looks_min && now - watch.beat_ns > limits_.heartbeat_ns) {
+    return absl::UnavailableError(absl::StrCat("the row service stands still: no heartbeat for ",
+                                               (now - watch.beat_ns) / kMs, " ms"));
   }
   return absl::OkStatus();
+}
+
+absl::Status RingClient::CheckAlive() {
+  const absl::Status alive = Probe(watch_, kLooksMin);
+  return alive.ok() ? alive : End(alive);
 }
 
 absl::StatusOr<EngramRows> RingClient::Wait(int layer_idx) {

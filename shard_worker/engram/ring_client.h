@@ -1,7 +1,8 @@
 // The worker's side of the row ring: attaches to the row service of its node over a Unix socket,
 // maps what it is given, submits requests and waits for rows, watching that the service lives.
 // Every wait is bounded; after the first failure the attachment is over and every call says why
-// (the worker attaches anew at its next Configure). Step thread only. Layout: proto/row_ring.h.
+// (the worker attaches anew at its next Configure). Step thread only, except Probe. Layout:
+// proto/row_ring.h.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,14 @@ struct RingClientLimits {
   int64_t row_wait_ns = 0;   // from submission; 0 = limits::kRowWaitMsMax
   int64_t heartbeat_ns = 0;  // longest stall of the service's heartbeat; 0 = 250 ms x time scale
   int64_t spin_ns = 20'000;  // busy wait before sleeping
+};
+
+// What one watching thread remembers of the service's heartbeat: last value, when it was first
+// seen, how often it was looked at since.
+struct AliveWatch {
+  uint64_t beat = 0;
+  int64_t beat_ns = 0;
+  int looks = 0;
 };
 
 class RingClient {
@@ -45,6 +54,11 @@ class RingClient {
   // Rows of one layer of the last request; they hold until their slab is reused, which is not
   // before the next Submit.
   absl::StatusOr<EngramRows> Wait(int layer_idx);
+
+  // Whether the service still lives: socket open, heart beating, tables not failed. Any thread,
+  // with a watch of its own; the attachment itself is left to the step thread. The heart stands
+  // still when `looks_min` looks in a row and the heartbeat limit say so.
+  absl::Status Probe(AliveWatch& watch, int looks_min) const;
 
   // Service's view of the last completed request, nanoseconds.
   struct Timings {
@@ -81,10 +95,7 @@ class RingClient {
   uint32_t num_tokens_ = 0;
   int64_t submitted_ns_ = 0;
   std::vector<bool> slab_used_;  // its line is only meaningful after a first use
-  // Heartbeat watch: last value, when it was first seen, how often it was looked at since.
-  uint64_t beat_ = 0;
-  int64_t beat_ns_ = 0;
-  int beat_looks_ = 0;
+  AliveWatch watch_;
   Timings timings_;
 };
 

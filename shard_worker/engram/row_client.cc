@@ -19,6 +19,8 @@
 namespace twinspark {
 namespace {
 
+constexpr int kIdleLooksMin = 4;  // of the idle tick, 100 ms apart
+
 // The columns rank r owns: its share of the heads of every order.
 std::vector<int> OwnedColumns(const ModelConfig& config, int rank, int world) {
   std::vector<int> columns;
@@ -80,6 +82,7 @@ struct RowClient::Transport {
   std::unique_ptr<RingClient> ring;  // null: rows over gRPC
   std::vector<RowBytes> bytes;       // of the last request, without a ring
   bool asked_late = false;
+  AliveWatch idle_watch;
 };
 
 RowClient::RowClient() : transport_(std::make_unique<Transport>()) {}
@@ -177,6 +180,11 @@ absl::StatusOr<EngramRows> RowClient::Rows(int module_idx) {
 void RowClient::Hint(std::span<const RowRange> ranges) {
   // A hint that cannot be given is no error; the request that follows reports what is wrong.
   if (transport_->ring != nullptr) transport_->ring->Hint(ranges).IgnoreError();
+}
+
+absl::Status RowClient::CheckAlive() {
+  if (transport_->ring == nullptr) return absl::OkStatus();
+  return Note(transport_->ring->Probe(transport_->idle_watch, kIdleLooksMin));
 }
 
 RowClientState RowClient::state() const {

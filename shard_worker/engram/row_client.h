@@ -3,7 +3,7 @@
 // from there. A service on another host has no shared memory: then, and only then, rows come as
 // bytes over gRPC, which the log and the worker's Status say (`transport`). One object per
 // Configure: a new epoch makes a new one, so a restarted service is used again without restarting
-// the worker. Step thread only, except state(). Spec: protocol.md 7.
+// the worker. Step thread only, except state() and CheckAlive(). Spec: protocol.md 7.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,9 @@ class RowClient : public RowSource {
   void Hint(std::span<const RowRange> ranges);
 
   RowClientState state() const;
+  // Whether the row service still lives, for the worker that has nothing to do: call it every 100
+  // ms. A service that stands still is noticed after four looks. Any one thread.
+  absl::Status CheckAlive();
 
  private:
   struct Transport;

@@ -145,6 +145,9 @@ class WorkerBackend {
   virtual std::string ResidentWeightsDigest() const = 0;  // "" when none are
   virtual std::string ResidentConfigDigest() const = 0;
   virtual RowServiceFacts RowService() const = 0;
+  // Called by the idle tick, every 100 ms or so, one thread: an error when the row service of this
+  // epoch is gone, although no step has asked it for anything.
+  virtual absl::Status CheckRowService() { return absl::OkStatus(); }
   // Layers done in the running step: what heartbeats carry as progress.
   virtual int LayersDone() const = 0;
   // Makes a Join or step in progress, and later ones of this epoch, fail soon.

@@ -390,7 +390,44 @@ absl::Status WorkerCore::InjectFault(const Fault& fault) {
   return runner_->Arm(fault);
 }
 
+// READY > IDLE: the epoch ends before a stream came.
+void WorkerCore::LeaveReady(const std::string& why) {
+  RememberError(absl::StrCat("epoch ", config_.epoch, ": ", why));
+  LOG_WARNING << "epoch ended epoch=" << config_.epoch << " reason=\"" << why << "\"";
+  backend_.Leave();
+  SetState(WorkerState::kIdle);
+}
+
+// A step that waits for rows watches the service itself; between steps nobody else would.
+void WorkerCore::WatchRowService() {
+  const auto in_epoch = [this] {
+    const WorkerState state = state_.load();
+    return state == WorkerState::kReady || state == WorkerState::kServing ||
+           state == WorkerState::kDraining;
+  };
+  uint64_t epoch = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    epoch = config_.epoch;
+  }
+  if (!in_epoch()) return;
+  const absl::Status alive = backend_.CheckRowService();
+  if (alive.ok()) return;
+  std::shared_ptr<EpochRunner> to_end;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (config_.epoch != epoch || !in_epoch()) return;
+    if (state_.load() == WorkerState::kReady) {
+      LeaveReady(std::string(alive.message()));
+    } else {
+      to_end = runner_;
+    }
+  }
+  if (to_end != nullptr) to_end->End(alive);
+}
+
 void WorkerCore::Tick() {
+  WatchRowService();
   bool exit_now = false;
   int exit_code = kExitOk;
   std::string exit_reason = "drained";
@@ -400,12 +437,7 @@ void WorkerCore::Tick() {
     const int64_t now_ms = clock_.NowMs();
     const int64_t age_ms = now_ms - state_since_ms_;
     if (state_.load() == WorkerState::kReady && age_ms > options_.ready_wait_ms) {
-      RememberError(absl::StrCat("epoch ", config_.epoch, ": no Steps stream came within ",
-                                 options_.ready_wait_ms, " ms"));
-      LOG_WARNING << "epoch ended epoch=" << config_.epoch << " reason=\"" << errors_.back()
-                  << "\"";
-      backend_.Leave();
-      SetState(WorkerState::kIdle);
+      LeaveReady(absl::StrCat("no Steps stream came within ", options_.ready_wait_ms, " ms"));
     } else if (state_.load() == WorkerState::kFailed && age_ms >= options_.failed_linger_ms) {
       exit_now = true;
       exit_code = exit_code_;

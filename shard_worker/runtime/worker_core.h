@@ -119,7 +119,8 @@ class WorkerCore {
   absl::Status Reset(const std::string& reason, bool drop_weights);
   absl::Status InjectFault(const Fault& fault);
 
-  // Time-outs of READY, DRAINING and FAILED. Call every 100 ms or so.
+  // Time-outs of READY, DRAINING and FAILED; and an epoch whose row service is gone ends, also when
+  // nothing is asked of it. Call every 100 ms or so.
   void Tick();
 
  private:
@@ -129,6 +130,8 @@ class WorkerCore {
                                          absl::StatusOr<ReadyReport> report,
                                          bool cancelled);
   void OnEpochEnded(const absl::Status& reason);
+  void WatchRowService();
+  void LeaveReady(const std::string& why);               // mutex_ held
   void RememberError(const std::string& line);           // mutex_ held
   void SetState(WorkerState state);                      // mutex_ held
   void Fail(const absl::Status& status, int exit_code);  // mutex_ held

@@ -677,6 +677,34 @@ TEST_F(ShardWorkerServiceTest, LostPeerEndsTheEpochAndDeviceErrorEndsTheProcess)
   }));
 }
 
+// No op is running and none comes: the tick alone ends the epoch, in READY as in SERVING, and the
+// next Configure goes on with the same weights.
+TEST_F(ShardWorkerServiceTest, LostRowServiceEndsAnIdleEpoch) {
+  ASSERT_TRUE(Configure(Request(1)).ok());
+  {
+    Stream stream(*stub_, 1);
+    ASSERT_TRUE(stream.NextHeartbeat());
+    core_->Tick();
+    EXPECT_EQ(Status().state(), proto::WORKER_SERVING);
+    backend_.row_service_lost.store(true);
+    core_->Tick();
+    const absl::Status ended = stream.End();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(ended.message()), HasSubstr("row service: no heartbeat"));
+  }
+  ASSERT_TRUE(Eventually([&] { return Status().state() == proto::WORKER_IDLE; }));
+  core_->Tick();  // an IDLE worker has no row service to lose
+  EXPECT_EQ(Status().state(), proto::WORKER_IDLE);
+  backend_.row_service_lost.store(false);
+  ASSERT_TRUE(Configure(Request(2))->warm());
+  backend_.row_service_lost.store(true);
+  core_->Tick();
+  EXPECT_EQ(Status().state(), proto::WORKER_IDLE);
+  EXPECT_THAT(Status().errors(1), HasSubstr("epoch 2: row service: no heartbeat"));
+  EXPECT_EQ(backend_.leaves.load(), 2);
+  EXPECT_EQ(exit_code_.load(), -1);
+}
+
 TEST_F(ShardWorkerServiceTest, ReadyWithoutAStreamFallsBackToIdle) {
   TearDown();
   WorkerCore::Options options;

@@ -55,6 +55,11 @@ std::string FakeBackend::ResidentConfigDigest() const {
   return config_digest_;
 }
 
+absl::Status FakeBackend::CheckRowService() {
+  return row_service_lost.load() ? absl::UnavailableError("row service: no heartbeat")
+                                 : absl::OkStatus();
+}
+
 RowServiceFacts FakeBackend::RowService() const {
   RowServiceFacts facts;
   facts.transport = "shm";

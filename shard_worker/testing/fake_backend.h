@@ -26,6 +26,7 @@ class FakeBackend : public WorkerBackend {
   std::atomic<bool> hang{false};  // a step ends only when aborted, and then fails
   std::atomic<bool> deaf{false};  // ... and not even then, for step_ms
   std::atomic<bool> non_finite{false};
+  std::atomic<bool> row_service_lost{false};  // what the idle tick is told
   void FailNextStep(const absl::Status& status);
   void FailNextLoad(const absl::Status& status);
   void FailNextJoin(const absl::Status& status);
@@ -42,6 +43,7 @@ class FakeBackend : public WorkerBackend {
   std::string ResidentWeightsDigest() const override;
   std::string ResidentConfigDigest() const override;
   RowServiceFacts RowService() const override;
+  absl::Status CheckRowService() override;
   int LayersDone() const override { return layers_done_.load(); }
   void Abort() override { aborted_.store(true); }
   absl::StatusOr<std::string> PrepareGroup(uint64_t epoch, int rank, int world) override;
