@@ -52,6 +52,8 @@ struct ChoiceRow {
   uint32_t position = 0;  // of the token being drawn
   uint32_t choice = 0;
 
+  // >= 0: nothing is drawn, this is the token (a prompt's), and its log-probability is asked.
+  int32_t given_token = -1;
   int num_logprobs = -1;  // -1 = none; n = the chosen token and the n most likely
 };
 
@@ -65,6 +67,9 @@ struct ChooseTokensParams {
   int32_t* logprob_ids = nullptr;
   float* logprobs = nullptr;
   int64_t logprob_stride = 0;  // >= 1 + largest num_logprobs
+  // [num_rows]: place of the chosen token in that order, 1 = most likely, 0 = there is no token;
+  // null when no row asks for log-probabilities.
+  int32_t* logprob_ranks = nullptr;
 };
 
 // Lowest id of the largest logit of each row; NaN never wins. The greedy path without extras.

@@ -295,19 +295,22 @@ int32_t ChooseRow(const ChoiceRow& row, const float* raw, int64_t vocab, ChoiceS
   return Draw(row, s.candidates, count);
 }
 
-// Entry 0: the token; then the num_logprobs most likely.
-void WriteLogprobs(const float* raw,
-                   int64_t vocab,
-                   int32_t token,
-                   int count,
-                   ChoiceScratch& s,
-                   int32_t* ids,
-                   float* logprobs) {
+// Entry 0: the token; then the num_logprobs most likely. Returns the rank of the token.
+int32_t WriteLogprobs(const float* raw,
+                      int64_t vocab,
+                      int32_t token,
+                      int count,
+                      ChoiceScratch& s,
+                      int32_t* ids,
+                      float* logprobs) {
   const float largest = HWY_DYNAMIC_DISPATCH(LargestLogit)(raw, vocab);
+  const Candidate own = {token >= 0 ? raw[token] : kMasked, token};
   double sum = 0;
+  int32_t num_better = 0;
   for (int64_t v = 0; v < vocab; ++v) {
     sum += std::exp(static_cast<double>(raw[v]) - static_cast<double>(largest));
     s.candidates[v] = {raw[v], static_cast<int32_t>(v)};
+    num_better += Better(s.candidates[v], own) ? 1 : 0;
   }
   const double log_sum = static_cast<double>(largest) + std::log(sum);
   const auto logprob = [&](float l) {
@@ -320,6 +323,7 @@ void WriteLogprobs(const float* raw,
     ids[1 + i] = s.candidates[i].id;
     logprobs[1 + i] = logprob(s.candidates[i].logit);
   }
+  return token >= 0 ? num_better + 1 : 0;
 }
 
 ChoiceScratch TakeChoiceScratch(Arena& arena, int64_t vocab) {
@@ -346,14 +350,17 @@ void ChooseTokensCpu(const ChooseTokensParams& params, const Launch& launch) {
       const ChoiceRow& row = params.rows[t];
       const bool finite = HWY_DYNAMIC_DISPATCH(AllFinite)(raw, vocab);
       if (params.non_finite != nullptr) params.non_finite[t] = finite ? 0 : 1;
-      params.tokens[t] = finite ? ChooseRow(row, raw, vocab, s) : -1;
+      params.tokens[t] = !finite                ? -1
+                         : row.given_token >= 0 ? row.given_token
+                                                : ChooseRow(row, raw, vocab, s);
       if (row.num_logprobs < 0 || !finite) continue;
       CHECK(params.logprobs != nullptr && row.num_logprobs < params.logprob_stride &&
             row.num_logprobs <= vocab)
           << row.num_logprobs << " of " << params.logprob_stride;
-      WriteLogprobs(raw, vocab, params.tokens[t], row.num_logprobs, s,
-                    params.logprob_ids + t * params.logprob_stride,
-                    params.logprobs + t * params.logprob_stride);
+      const int32_t rank = WriteLogprobs(raw, vocab, params.tokens[t], row.num_logprobs, s,
+                                         params.logprob_ids + t * params.logprob_stride,
+                                         params.logprobs + t * params.logprob_stride);
+      if (params.logprob_ranks != nullptr) params.logprob_ranks[t] = rank;
     }
   });
 }

@@ -231,6 +231,43 @@ TEST(ChooseTokens, LogprobsAreOfTheRawLogits) {
   EXPECT_LE(logprobs[3], logprobs[2]);
 }
 
+TEST(ChooseTokens, RanksCountWhatIsMoreLikely) {
+  RandomTensor random(104);
+  constexpr int64_t kVocab = 60;
+  std::vector<float> logits = random.NormalF32(kVocab, 3.0f);
+  for (float& l : logits)
+    l = std::round(l);  // many ties: the lower id goes first
+  std::vector<int32_t> order(kVocab);
+  for (int32_t v = 0; v < kVocab; ++v)
+    order[static_cast<size_t>(v)] = v;
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  OpContext context(1);
+  for (int32_t rank = 1; rank <= kVocab; ++rank) {
+    ChoiceRow row;
+    row.given_token = order[static_cast<size_t>(rank) - 1];
+    row.temperature = 1;
+    row.num_logprobs = 20;
+    int32_t token = -2, ids[21] = {}, found = 0;
+    float logprobs[21] = {};
+    ChooseTokensCpu({.logits = MakeView(static_cast<const float*>(logits.data()), 1, kVocab),
+                     .rows = &row,
+                     .tokens = &token,
+                     .logprob_ids = ids,
+                     .logprobs = logprobs,
+                     .logprob_stride = 21,
+                     .logprob_ranks = &found},
+                    context.launch());
+    EXPECT_EQ(token, row.given_token) << "nothing is drawn";
+    EXPECT_EQ(ids[0], row.given_token);
+    EXPECT_EQ(found, rank);
+    if (rank > 20) continue;
+    EXPECT_EQ(ids[rank], row.given_token) << "its place in the list";
+    EXPECT_EQ(logprobs[rank], logprobs[0]);
+  }
+}
+
 TEST(ChooseTokens, NonFiniteRowsAreFlaggedAndOthersUntouched) {
   constexpr int64_t kVocab = 37;
   OnEverySimdTarget([&] {

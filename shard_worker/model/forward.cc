@@ -684,18 +684,9 @@ absl::Status Forward::GatherEngramRows(int module_idx,
 absl::Status Forward::Head() {
   if (Observed() && w_.draft) observer_->Tensor("taps", ws_.taps.Rows(t_));
   if (tables_.num_logits_rows == 0) return absl::OkStatus();
-  // h = round(sum_c pre[c] * S[c]) with the LAST block's FFN pre; x = RMSNorm(h, norm)
-  const TensorView streams = ws_.streams.Rows(t_);
-  const TensorView pre = ws_.pre.Rows(t_);
   int64_t done = 0;
   for (const auto& [first, count] : tables_.logits_ranges) {
-    ops_.collapse_norm({.streams = streams.Rows(first, count),
-                        .pre = pre.Rows(first, count),
-                        .weight = w_.norm.view(),
-                        .eps = c_.rms_norm_eps,
-                        .out = ws_.final_x.All().Rows(done, count),
-                        .collapsed = ws_.final_h.All().Rows(done, count)},
-                       launch_);
+    FinalNorm(first, count, done);
     done += count;
   }
   trace_.Add(ws_.final_x.Rows(done));
@@ -705,6 +696,26 @@ absl::Status Forward::Head() {
   observer_->Tensor("final.x", ws_.final_x.Rows(done));
   observer_->Tensor("logits", ws_.logits.Rows(done));
   return absl::OkStatus();
+}
+
+// h = round(sum_c pre[c] * S[c]) with the LAST block's FFN pre; x = RMSNorm(h, norm)
+void Forward::FinalNorm(int64_t first, int64_t count, int64_t to) {
+  ops_.collapse_norm({.streams = ws_.streams.Rows(t_).Rows(first, count),
+                      .pre = ws_.pre.Rows(t_).Rows(first, count),
+                      .weight = w_.norm.view(),
+                      .eps = c_.rms_norm_eps,
+                      .out = ws_.final_x.All().Rows(to, count),
+                      .collapsed = ws_.final_h.All().Rows(to, count)},
+                     launch_);
+}
+
+absl::StatusOr<ConstTensorView> Forward::LogitsOfRows(int64_t first, int64_t count) {
+  CHECK(first >= 0 && first + count <= t_ && count <= ws_.logits.max_rows())
+      << first << " + " << count << " of " << t_;
+  FinalNorm(first, count, 0);
+  trace_.Add(ws_.final_x.Rows(count));
+  RETURN_IF_ERROR(Logits(count));
+  return ConstTensorView(ws_.logits.Rows(count));
 }
 
 // logits = head . x in f32. Every rank computes its slice of the vocabulary, then all have all.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "common/model_config.h"
 #include "kernels/arena.h"
@@ -65,6 +66,9 @@ class Forward {
   // Results of the last Run.
   ConstTensorView streams();  // [rows, C * d]: the final residual streams
   ConstTensorView logits();   // [logits rows, vocab], f32
+  // Logits of `count` more rows of the last Run, at most StepBounds::logits_rows, in the place of
+  // what logits() showed. With several ranks all of them must ask.
+  absl::StatusOr<ConstTensorView> LogitsOfRows(int64_t first, int64_t count);
 
   // One draft pass. drafts[i * block + k] and confidences (raw logits) of request i.
   absl::Status Draft(std::span<const DraftRequest> requests,
@@ -117,6 +121,7 @@ class Forward {
   absl::Status SumPartials(TensorView out, bool over_ranks);
   absl::Status GatherEngramRows(int module_idx, ConstTensorView& codes, ConstTensorView& scales);
   absl::Status Head();
+  void FinalNorm(int64_t first, int64_t count, int64_t to);
   absl::Status Logits(int64_t num_rows);
   void DraftContext();
   void MarkovChain(std::span<const DraftRequest> requests,

@@ -107,6 +107,10 @@ class Model::Impl {
                         XXH64_state_t* digest,
                         StepResult& result);
   absl::Status Choose(std::span<Work*> works, std::span<const Segment> segments);
+  void RunChoice(const ConstTensorView& logits, std::span<const ChoiceRow> rows);
+  TokenLogprobs LogprobsOfRow(size_t row, int32_t num_top) const;
+  absl::Status PromptLogprobs(std::span<Work*> works, std::span<const Segment> segments);
+  void AddPromptLogprobs(Work& work, const ConstTensorView& logits, int64_t first_position);
   void Accept(Work& work, std::span<const int32_t> tokens, size_t first_row);
   absl::Status MakeDrafts(std::span<Work> works);
   absl::StatusOr<const uint8_t*> Mask(int32_t mask_id) const;
@@ -115,6 +119,7 @@ class Model::Impl {
   std::vector<uint8_t> non_finite_;
   std::vector<int32_t> logprob_ids_;
   std::vector<float> logprobs_;
+  std::vector<int32_t> logprob_ranks_;
   int64_t logprob_stride_ = 0;
 };
 
@@ -339,6 +344,7 @@ absl::Status Model::Impl::RunBatch(std::span<Work*> works,
   const int64_t sample_start = NowUs();
   result.timings.forward_us += sample_start - start;
   RETURN_IF_ERROR(Choose(works, segments));
+  RETURN_IF_ERROR(PromptLogprobs(works, segments));
   result.timings.sample_us += NowUs() - sample_start;
   return absl::OkStatus();
 }
@@ -350,7 +356,6 @@ absl::Status Model::Impl::Choose(std::span<Work*> works, std::span<const Segment
   std::vector<ChoiceRow> rows(num_rows);
   std::vector<std::vector<int32_t>> banned(num_rows);
   size_t at = 0;
-  int most_logprobs = -1;
   for (size_t i = 0; i < segments.size(); ++i) {
     const Segment& segment = segments[i];
     const Work& work = *works[i];
@@ -364,28 +369,9 @@ absl::Status Model::Impl::Choose(std::span<Work*> works, std::span<const Segment
                               : work.mask_ids.empty() ? -1
                                                       : work.mask_ids[static_cast<size_t>(j)];
       ASSIGN_OR_RETURN(rows[at].grammar_mask, Mask(mask_id));
-      most_logprobs = std::max(most_logprobs, rows[at].num_logprobs);
     }
   }
-  chosen_.assign(num_rows, -1);
-  non_finite_.assign(num_rows, 0);
-  if (num_rows == 0 && works.empty()) return absl::OkStatus();
-  logprob_stride_ = most_logprobs + 1;
-  logprob_ids_.resize(num_rows * static_cast<size_t>(logprob_stride_));
-  logprobs_.resize(logprob_ids_.size());
-  if (num_rows > 0) {
-    ChooseTokensParams params;
-    params.logits = logits;
-    params.rows = rows.data();
-    params.tokens = chosen_.data();
-    params.non_finite = non_finite_.data();
-    if (logprob_stride_ > 0) {
-      params.logprob_ids = logprob_ids_.data();
-      params.logprobs = logprobs_.data();
-      params.logprob_stride = logprob_stride_;
-    }
-    Ops().choose_tokens(params, forward_->launch());
-  }
+  RunChoice(logits, rows);
   at = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
     Work& work = *works[i];
@@ -401,6 +387,91 @@ absl::Status Model::Impl::Choose(std::span<Work*> works, std::span<const Segment
     at += count;
   }
   return absl::OkStatus();
+}
+
+// Fills chosen_, non_finite_ and, where rows ask for them, the log-probabilities.
+void Model::Impl::RunChoice(const ConstTensorView& logits, std::span<const ChoiceRow> rows) {
+  int most_logprobs = -1;
+  for (const ChoiceRow& row : rows)
+    most_logprobs = std::max(most_logprobs, row.num_logprobs);
+  chosen_.assign(rows.size(), -1);
+  non_finite_.assign(rows.size(), 0);
+  logprob_stride_ = most_logprobs + 1;
+  logprob_ids_.resize(rows.size() * static_cast<size_t>(logprob_stride_));
+  logprobs_.resize(logprob_ids_.size());
+  logprob_ranks_.resize(rows.size());
+  if (rows.empty()) return;
+  ChooseTokensParams params;
+  params.logits = logits;
+  params.rows = rows.data();
+  params.tokens = chosen_.data();
+  params.non_finite = non_finite_.data();
+  if (logprob_stride_ > 0) {
+    params.logprob_ids = logprob_ids_.data();
+    params.logprobs = logprobs_.data();
+    params.logprob_stride = logprob_stride_;
+    params.logprob_ranks = logprob_ranks_.data();
+  }
+  Ops().choose_tokens(params, forward_->launch());
+}
+
+TokenLogprobs Model::Impl::LogprobsOfRow(size_t row, int32_t num_top) const {
+  const size_t at = row * static_cast<size_t>(logprob_stride_);
+  TokenLogprobs result;
+  result.token = {logprob_ids_[at], logprobs_[at]};
+  result.rank = logprob_ranks_[row];
+  for (size_t n = 1; n <= static_cast<size_t>(num_top); ++n)
+    result.top.push_back({logprob_ids_[at + n], logprobs_[at + n]});
+  return result;
+}
+
+// The row at position p speaks about the prompt token at p + 1. Rows go through the head in groups
+// of at most max_logits_rows, so that memory does not grow with the chunk; how they are grouped
+// does not change a bit.
+absl::Status Model::Impl::PromptLogprobs(std::span<Work*> works,
+                                         std::span<const Segment> segments) {
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const Segment& segment = segments[i];
+    Work& work = *works[i];
+    if (work.is_round || work.sequence->num_prompt_logprobs < 0) continue;
+    const int64_t end =
+        std::min(segment.first_position + segment.num_rows(), work.sequence->num_prompt_ids - 1);
+    for (int64_t p = segment.first_position; p < end;) {
+      const int64_t count = std::min<int64_t>(options_.limits.max_logits_rows, end - p);
+      ASSIGN_OR_RETURN(
+          const ConstTensorView logits,
+          forward_->LogitsOfRows(segment.row_begin + p - segment.first_position, count));
+      AddPromptLogprobs(work, logits, p);
+      p += count;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Every rank looks whether the rows are finite; only rank 0's lists travel.
+void Model::Impl::AddPromptLogprobs(Work& work,
+                                    const ConstTensorView& logits,
+                                    int64_t first_position) {
+  const SequenceState& sequence = *work.sequence;
+  std::vector<ChoiceRow> rows(static_cast<size_t>(logits.rows));
+  for (size_t j = 0; j < rows.size(); ++j) {
+    rows[j].given_token = sequence.ids[static_cast<size_t>(first_position) + j + 1];
+    rows[j].num_logprobs = options_.rank == 0 ? sequence.num_prompt_logprobs : -1;
+  }
+  RunChoice(logits, rows);
+  SequenceResult& result = *work.result;
+  for (size_t j = 0; j < rows.size(); ++j) {
+    if (non_finite_[j] != 0) {
+      // As when it is drawn from: the gateway fails this request and closes the slot.
+      result.non_finite = true;
+      result.tokens.clear();
+      result.logprobs.clear();
+      work.draft_next = false;
+      return;
+    }
+    if (options_.rank == 0)
+      result.prompt_logprobs.push_back(LogprobsOfRow(j, sequence.num_prompt_logprobs));
+  }
 }
 
 // The longest prefix of drafts that agrees with the draws, and the draw after it (dspark
@@ -430,12 +501,8 @@ void Model::Impl::Accept(Work& work, std::span<const int32_t> tokens, size_t fir
     result.tokens.push_back(token);
     if (result.stop_index < 0 && std::find(stops.begin(), stops.end(), token) != stops.end())
       result.stop_index = static_cast<int>(j);
-    if (sequence.sampling.num_logprobs < 0) continue;
-    std::vector<TokenLogprob>& list = result.logprobs.emplace_back();
-    const size_t at = (first_row + j) * static_cast<size_t>(logprob_stride_);
-    for (int n = 0; n <= sequence.sampling.num_logprobs; ++n)
-      list.push_back(
-          {logprob_ids_[at + static_cast<size_t>(n)], logprobs_[at + static_cast<size_t>(n)]});
+    if (sequence.sampling.num_logprobs >= 0)
+      result.logprobs.push_back(LogprobsOfRow(first_row + j, sequence.sampling.num_logprobs));
   }
 }
 
@@ -571,6 +638,7 @@ absl::Status Model::Open(const OpenSequence& open) {
   sequence.embedding_positions = open.embedding_positions;
   sequence.embeddings = open.embeddings;
   sequence.drafts_allowed = open.drafts_allowed;
+  sequence.num_prompt_logprobs = open.num_prompt_logprobs;
   sequence.SetSampling(open.sampling);
   return absl::OkStatus();
 }

@@ -25,6 +25,7 @@ struct SequenceState {
   std::vector<int64_t> embedding_positions;
   std::vector<float> embeddings;
   bool drafts_allowed = true;
+  int32_t num_prompt_logprobs = -1;
   std::vector<int32_t> pages;        // logical > physical, -1 = not mapped
   std::vector<int32_t> kept_drafts;  // made for position committed + 1 on
 

@@ -36,6 +36,8 @@ struct OpenSequence {
   std::vector<int64_t> embedding_positions;
   std::vector<float> embeddings;
   SamplingParams sampling;
+  // -1 = none; n = of every prompt token after the first: its own and the top n.
+  int32_t num_prompt_logprobs = -1;
   bool drafts_allowed = true;
 };
 
@@ -77,6 +79,13 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 
+// Of one emitted or prompt token, natural logs of the raw distribution.
+struct TokenLogprobs {
+  TokenLogprob token;
+  int32_t rank = 0;               // 1 = most likely
+  std::vector<TokenLogprob> top;  // as many as were asked for, most likely first
+};
+
 // Same order as the sequences of the plan: round first, then prefill.
 struct SequenceResult {
   int slot = 0;
@@ -86,8 +95,9 @@ struct SequenceResult {
   std::vector<float> draft_confidences;  // raw logits, one per draft
   int stop_index = -1;                   // first j with tokens[j] in stop_ids
   bool non_finite = false;               // a row had a NaN or an infinite logit
-  // Per emitted token: chosen first, then the top n (only when asked).
-  std::vector<std::vector<TokenLogprob>> logprobs;
+  std::vector<TokenLogprobs> logprobs;   // per emitted token (only when asked)
+  // One per row whose next id is a prompt id, about that id (only when asked, and on rank 0).
+  std::vector<TokenLogprobs> prompt_logprobs;
 };
 
 struct StepTimings {

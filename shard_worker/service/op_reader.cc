@@ -144,7 +144,6 @@ absl::Status OpParser::AddOpen(const proto::OpenSequence& wire) {
   RETURN_IF_ERROR(CheckSlot("OpenSequence", wire.slot()));
   if (wire.image_spans_size() > 0) return absl::UnimplementedError("OpenSequence.image_spans");
   if (wire.has_restore()) return absl::UnimplementedError("OpenSequence.restore");
-  if (wire.has_prompt_logprobs()) return absl::UnimplementedError("OpenSequence.prompt_logprobs");
   RETURN_IF_ERROR(CheckRange("OpenSequence.prompt_ids of one part", wire.prompt_ids_size(), 1,
                              limits::kMaxPromptIdsPerPart));
   OpenSequencePart part;
@@ -164,6 +163,11 @@ absl::Status OpParser::AddOpen(const proto::OpenSequence& wire) {
         CheckRange("OpenSequence.num_prompt_ids", wire.num_prompt_ids(), 1, wire.total_ids()));
     part.open.num_prompt_ids = wire.num_prompt_ids();
     part.open.drafts_allowed = wire.draft_allowed();
+    if (wire.has_prompt_logprobs()) {
+      RETURN_IF_ERROR(CheckRange("OpenSequence.prompt_logprobs", wire.prompt_logprobs(), 0,
+                                 limits::kMaxTopLogprobs));
+      part.open.num_prompt_logprobs = static_cast<int32_t>(wire.prompt_logprobs());
+    }
     ASSIGN_OR_RETURN(part.open.sampling, ReadSampling(wire.sampling()));
   }
   op_.controls.emplace_back(std::move(part));

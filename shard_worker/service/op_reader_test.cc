@@ -156,6 +156,7 @@ TEST(OpReaderTest, SamplingHasBounds) {
       {"top_p", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->set_top_p(1.1f); }},
       {"min_p", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->set_min_p(-0.1f); }},
       {"logprobs", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->set_logprobs(21); }},
+      {"prompt_logprobs", [](proto::Op& op) { AddOpen(op)->set_prompt_logprobs(21); }},
       {"stop id", [](proto::Op& op) { AddOpen(op)->mutable_sampling()->add_stop_ids(1000); }},
       {"stop ids",
        [](proto::Op& op) {
@@ -264,7 +265,6 @@ TEST(OpReaderTest, UnbuiltPartsAreNamed) {
       {"DropChunk", [](proto::Op& op) { op.add_controls()->mutable_drop_chunk(); }},
       {"image_spans", [](proto::Op& op) { AddOpen(op)->add_image_spans(); }},
       {"restore", [](proto::Op& op) { AddOpen(op)->mutable_restore(); }},
-      {"prompt_logprobs", [](proto::Op& op) { AddOpen(op)->set_prompt_logprobs(1); }},
   };
   for (const auto& [text, change] : cases) {
     proto::Op wire = NewOp();

@@ -13,6 +13,16 @@ uint32_t ToU32(int64_t value) {
   return static_cast<uint32_t>(std::clamp<int64_t>(value, 0, UINT32_MAX));
 }
 
+void WriteLogprobs(const TokenLogprobs& token, proto::TokenLogprobs* wire) {
+  wire->set_token_id(static_cast<uint32_t>(token.token.id));
+  wire->set_logprob(token.token.logprob);
+  wire->set_rank(ToU32(token.rank));
+  for (const TokenLogprob& top : token.top) {
+    wire->add_top_ids(static_cast<uint32_t>(top.id));
+    wire->add_top_logprobs(top.logprob);
+  }
+}
+
 void WriteSequence(const SequenceOutcome& outcome, proto::SequenceResult* wire) {
   const SequenceResult& result = outcome.result;
   wire->set_slot(ToU32(result.slot));
@@ -26,16 +36,10 @@ void WriteSequence(const SequenceOutcome& outcome, proto::SequenceResult* wire) 
   wire->set_stop_hit(ToU32(result.stop_index + 1));
   wire->set_non_finite(result.non_finite);
   wire->set_committed_length(ToU32(outcome.committed_length));
-  for (const std::vector<TokenLogprob>& token : result.logprobs) {
-    proto::TokenLogprobs* out = wire->add_logprobs();
-    if (token.empty()) continue;
-    out->set_token_id(static_cast<uint32_t>(token[0].id));
-    out->set_logprob(token[0].logprob);
-    for (size_t i = 1; i < token.size(); ++i) {
-      out->add_top_ids(static_cast<uint32_t>(token[i].id));
-      out->add_top_logprobs(token[i].logprob);
-    }
-  }
+  for (const TokenLogprobs& token : result.logprobs)
+    WriteLogprobs(token, wire->add_logprobs());
+  for (const TokenLogprobs& token : result.prompt_logprobs)
+    WriteLogprobs(token, wire->add_prompt_logprobs());
 }
 
 void WriteTimings(const OpTimings& timings, proto::Timings* wire) {

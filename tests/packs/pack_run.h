@@ -13,8 +13,8 @@ namespace twinspark::packs {
 
 struct PackRun {
   std::vector<int32_t> tokens;
-  std::vector<std::vector<TokenLogprob>> logprobs;  // chosen first, then the top ones, per token
-  std::vector<int32_t> drafts;                      // of every round, one after the other
+  std::vector<TokenLogprobs> logprobs;  // per token
+  std::vector<int32_t> drafts;          // of every round, one after the other
   bool has_drafts = false;
 };
 
