@@ -93,9 +93,6 @@ absl::StatusOr<GenerateId> EngineLoop::Submit(GenerateRequest request,
   if (absl::Status bad = CheckSamplingParams(request.sampling, limits_.vocab_size); !bad.ok()) {
     return reject("bad_parameter", std::move(bad));
   }
-  if (request.sampling.num_prompt_logprobs >= 0) {
-    return reject("not_built", absl::InvalidArgumentError("prompt_logprobs is not built yet"));
-  }
   auto max_tokens = Scheduler::ResolveMaxTokens(config_.scheduler, limits_,
                                                 static_cast<int32_t>(request.prompt_ids.size()),
                                                 request.max_tokens.value_or(0));
@@ -229,7 +226,8 @@ void EngineLoop::Handle(ResultMessage message) {
                                       ", which is not in flight"));
     return;
   }
-  if (!message.result.status.ok()) {
+  // Only a refusal by name, alike on all ranks, leaves the workers' state as it was.
+  if (!message.result.status.ok() && !absl::IsUnimplemented(message.result.status)) {
     EndEpoch("op_failed", absl::StrCat("rank ", message.rank, " failed op ", op_id, ": ",
                                        message.result.status.ToString()));
     return;
@@ -248,6 +246,12 @@ void EngineLoop::CompleteFrontOp() {
   in_flight_.pop_front();
   const RankResult& rank0 = *op.results[0];
   for (size_t rank = 1; rank < op.results.size(); ++rank) {
+    if (op.results[rank]->status != rank0.status) {
+      EndEpoch("op_failed", absl::StrCat("the ranks disagree about op ", op.plan.op_id, ": ",
+                                         rank0.status.ToString(), " on rank 0, ",
+                                         op.results[rank]->status.ToString(), " on rank ", rank));
+      return;
+    }
     if (op.results[rank]->digest == rank0.digest) continue;
     metrics_.OnDivergence();
     EndEpoch("divergence",
@@ -263,6 +267,16 @@ void EngineLoop::CompleteFrontOp() {
     OpInFlight& next = in_flight_.front();
     next.start_us = now_us;
     next.deadline_us = now_us + int64_t{next.plan.deadline_ms} * 1000;
+  }
+  if (!rank0.status.ok()) {
+    LOG_WARNING << "op refused op=" << op.plan.op_id << " reason=\"" << rank0.status.ToString()
+                << '"';
+    const absl::Status taken = scheduler_.ApplyRefusal(op.plan.op_id, rank0.status);
+    if (!taken.ok()) {
+      EndEpoch("op_failed",
+               absl::StrCat("all ranks refused op ", op.plan.op_id, ": ", rank0.status.ToString()));
+    }
+    return;
   }
   const absl::Status status = scheduler_.Apply(rank0.result);
   if (!status.ok()) EndEpoch("protocol", std::string(status.message()));

@@ -83,6 +83,7 @@ void Scheduler::End(SequenceId id, EndReason reason) {
 std::optional<StepPlan> Scheduler::NextStep(int64_t now_us) {
   if (!in_epoch_ || in_flight_.size() >= limits::kMaxOpsInFlight) return std::nullopt;
   if (!in_flight_.empty() && !config_.run_ahead && pending_closes_.empty()) return std::nullopt;
+  if (!in_flight_.empty() && in_flight_.back().may_be_refused) return std::nullopt;
 
   StepPlan plan;
   OpInFlight op;
@@ -97,26 +98,27 @@ std::optional<StepPlan> Scheduler::NextStep(int64_t now_us) {
 
 void Scheduler::PlanWork(int64_t now_us, StepPlan& plan, OpInFlight& op) {
   if (ChunkHasTurn()) {
-    Admit(now_us, plan);
+    Admit(now_us, plan, op);
     PlanChunk(plan, op);
     return;
   }
   // Rounds come before admission, so that their pages (and a preemption for them) do. While they
   // wait for a result nothing else overtakes them.
   if (!PlanRound(plan, op)) return;
-  Admit(now_us, plan);
+  Admit(now_us, plan, op);
   PlanShortPrefill(plan, op);
   if (plan.round.empty() && plan.short_prefill.empty() && ChunkHasTurn()) PlanChunk(plan, op);
 }
 
 // ---- Admission ---------------------------------------------------------------------------------
 
-void Scheduler::Admit(int64_t now_us, StepPlan& plan) {
+void Scheduler::Admit(int64_t now_us, StepPlan& plan, OpInFlight& op) {
   int64_t num_ids = 0;  // of this op: it has to fit into one message
   while (const std::optional<SequenceId> front = queue_.Front()) {
     const auto free_slot = std::find(slot_owner_.begin(), slot_owner_.end(), SequenceId{0});
     if (free_slot == slot_owner_.end()) return;
     Sequence& sequence = *sequences_.at(*front);
+    if (sequence.opens_alone && !op.opened.empty()) return;
     // One page is left to each running sequence, so that the newcomer is not preempted at once.
     // With nobody running it always fits (ResolveMaxTokens).
     const int32_t need = KvBlockManager::PagesFor(Size(sequence.ids)) + num_running();
@@ -124,11 +126,12 @@ void Scheduler::Admit(int64_t now_us, StepPlan& plan) {
     num_ids += Size(sequence.ids);
     if (num_ids > limits::kMaxPromptIds) return;
     queue_.Remove(sequence.id);
-    Open(sequence, static_cast<int>(free_slot - slot_owner_.begin()), now_us, plan);
+    Open(sequence, static_cast<int>(free_slot - slot_owner_.begin()), now_us, plan, op);
+    if (sequence.opens_alone) return;
   }
 }
 
-void Scheduler::Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& plan) {
+void Scheduler::Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& plan, OpInFlight& op) {
   slot_owner_[static_cast<size_t>(slot)] = sequence.id;
   active_.insert(std::upper_bound(active_.begin(), active_.end(), sequence.id,
                                   [](SequenceId id, const Sequence* s) { return id < s->id; }),
@@ -143,15 +146,17 @@ void Scheduler::Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& pla
     AddEvent(sequence, SequenceEvent::Kind::kAdmitted);
   }
 
-  const bool wants_prompt_logprobs =
+  sequence.reports_prompt_logprobs =
       sequence.sampling->num_prompt_logprobs >= 0 && !sequence.prompt_logprobs_sent;
+  op.opened.push_back({sequence.id, sequence.incarnation, slot});
+  if (sequence.reports_prompt_logprobs || sequence.opens_alone) op.may_be_refused = true;
   plan.controls.push_back(OpenSequence{.slot = slot,
                                        .request_hash = sequence.request_hash,
                                        .ids = sequence.ids,
                                        .num_prompt_ids = sequence.num_prompt_ids,
                                        .sampling = sequence.sampling,
                                        .draft_allowed = sequence.max_drafts > 0,
-                                       .wants_prompt_logprobs = wants_prompt_logprobs});
+                                       .wants_prompt_logprobs = sequence.reports_prompt_logprobs});
   if (!sequence.sampling->allowed_token_ids.empty()) {
     plan.controls.push_back(SetMask{static_cast<uint32_t>(slot) + 1, epoch_.vocab_size,
                                     sequence.sampling->allowed_token_ids});
@@ -303,7 +308,12 @@ PrefillRange Scheduler::PlanRange(Sequence& sequence, int32_t rows, RowsInFlight
   range.begin = sequence.num_planned;
   range.end = sequence.num_planned + rows;
   range.ends_prompt = range.end == sequence.num_open_ids;
-  in_flight = {sequence.id, sequence.incarnation, range.ends_prompt ? 1 : 0, 0};
+  in_flight = {sequence.id, sequence.incarnation, range.ends_prompt ? 1 : 0};
+  if (sequence.reports_prompt_logprobs) {
+    // A row speaks about the id behind it; the last one of the prompt about an output.
+    in_flight.num_prompt_logprobs =
+        std::max(0, std::min(range.end, sequence.num_prompt_ids - 1) - range.begin);
+  }
 
   sequence.num_planned = range.end;
   ++sequence.num_ops_in_flight;
@@ -328,6 +338,7 @@ void Scheduler::PlanShortPrefill(StepPlan& plan, OpInFlight& op) {
     if (sequence->phase != SequencePhase::kPrefilling || IsLong(*sequence)) continue;
     const int32_t rows = std::min(sequence->num_open_ids - sequence->num_planned, budget);
     plan.short_prefill.push_back(PlanRange(*sequence, rows, op.short_prefill.emplace_back()));
+    op.has_prompt_logprobs |= sequence->reports_prompt_logprobs;
     op.prefill_rows += rows;
     budget -= rows;
   }
@@ -347,8 +358,13 @@ void Scheduler::PlanChunk(StepPlan& plan, OpInFlight& op) {
   }
   CHECK(chosen != nullptr);
   const double target_ms = others ? config_.busy_chunk_target_ms : config_.chunk_target_ms;
-  const int32_t rows = std::min({chosen->num_open_ids - chosen->num_planned, epoch_.max_chunk_rows,
-                                 cost_.PrefillRowsWithin(target_ms)});
+  // Rows whose logits are wanted cost more than the model of cost knows, and make long results.
+  op.has_prompt_logprobs = chosen->reports_prompt_logprobs;
+  const int32_t most_rows = op.has_prompt_logprobs
+                                ? std::min(epoch_.max_chunk_rows, epoch_.max_short_prefill_rows)
+                                : epoch_.max_chunk_rows;
+  const int32_t rows = std::min(
+      {chosen->num_open_ids - chosen->num_planned, most_rows, cost_.PrefillRowsWithin(target_ms)});
   plan.chunk =
       ChunkSlice{next_chunk_id_++, epoch_.num_layers, PlanRange(*chosen, rows, op.chunk.emplace())};
   op.prefill_rows = rows;
@@ -360,7 +376,7 @@ void Scheduler::Seal(StepPlan& plan, OpInFlight op) {
   std::vector<Control> controls;
   for (const int slot : pending_closes_)
     controls.push_back(CloseSequence{slot});
-  pending_closes_.clear();
+  op.closed = std::exchange(pending_closes_, {});
   for (Control& control : plan.controls)
     controls.push_back(std::move(control));
   plan.controls = std::move(controls);
@@ -400,12 +416,15 @@ absl::Status Scheduler::CheckResult(const OpInFlight& op, const StepResult& resu
     const bool right = is_round ? count == static_cast<size_t>(sequence.num_accepted) + 1 &&
                                       sequence.num_accepted <= rows.k
                                 : count == static_cast<size_t>(rows.growth);
-    const bool logprobs_right = sequence.logprobs.empty() || sequence.logprobs.size() == count;
+    const bool logprobs_right =
+        (sequence.logprobs.empty() || sequence.logprobs.size() == count) &&
+        sequence.prompt_logprobs.size() == static_cast<size_t>(rows.num_prompt_logprobs);
     if ((right && logprobs_right) || sequence.non_finite) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("op ", op.op_id, " slot ", sequence.slot, ": ", count,
-                                            " tokens and ", sequence.logprobs.size(),
-                                            " logprobs with ", sequence.num_accepted, " of ",
-                                            rows.k, " drafts accepted"));
+    return absl::InternalError(
+        absl::StrCat("op ", op.op_id, " slot ", sequence.slot, ": ", count, " tokens, ",
+                     sequence.logprobs.size(), " logprobs and ", sequence.prompt_logprobs.size(),
+                     " of ", rows.num_prompt_logprobs, " prompt logprobs with ",
+                     sequence.num_accepted, " of ", rows.k, " drafts accepted"));
   };
   absl::Status status;
   for (size_t i = 0; i < op.round.size(); ++i) {
@@ -427,7 +446,7 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   in_flight_.pop_front();
 
   const double measured_ms = result.compute_us / 1000.0;
-  cost_.Learn(op.round_rows, op.prefill_rows, measured_ms);
+  if (!op.has_prompt_logprobs) cost_.Learn(op.round_rows, op.prefill_rows, measured_ms);
   if (measured_ms > 0) {
     const double share = op.chunk ? -config_.decode_share : 1 - config_.decode_share;
     prefill_debt_ms_ += share * (measured_ms - op.predicted_ms);
@@ -441,6 +460,57 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   }
   if (op.chunk) ApplyRows(*op.chunk, *result.chunk);
   return absl::OkStatus();
+}
+
+absl::Status Scheduler::ApplyRefusal(uint64_t op_id, const absl::Status& refusal) {
+  if (in_flight_.empty() || in_flight_.front().op_id != op_id) {
+    return absl::InternalError(absl::StrCat("op ", op_id, " was refused and is not in flight"));
+  }
+  if (in_flight_.size() > 1 || in_flight_.front().opened.empty()) return refusal;
+  const OpInFlight op = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  for (const OpenInFlight& open : op.opened)
+    TakeBackOpen(open, /*is_to_blame=*/op.opened.size() == 1, refusal);
+  pending_closes_.insert(pending_closes_.begin(), op.closed.begin(), op.closed.end());
+  for (const RowsInFlight& rows : op.round)
+    WaitAgain(rows);
+  for (const RowsInFlight& rows : op.short_prefill)
+    WaitAgain(rows);
+  if (op.chunk) WaitAgain(*op.chunk);
+  return absl::OkStatus();
+}
+
+// The workers never heard of the sequence: no CloseSequence may follow.
+void Scheduler::TakeBackOpen(const OpenInFlight& open,
+                             bool is_to_blame,
+                             const absl::Status& refusal) {
+  const auto it = sequences_.find(open.sequence_id);
+  if (it == sequences_.end() || it->second->incarnation != open.incarnation ||
+      it->second->slot < 0) {
+    // Ended meanwhile: its close waits to be sent.
+    const auto close = std::find(pending_closes_.begin(), pending_closes_.end(), open.slot);
+    CHECK(close != pending_closes_.end()) << "slot " << open.slot;
+    pending_closes_.erase(close);
+    return;
+  }
+  Sequence& sequence = *it->second;
+  ReleaseSlot(sequence);
+  pending_closes_.pop_back();
+  queue_.PutBack(sequence.id);
+  sequence.opens_alone = true;
+  if (is_to_blame) Fail(sequence, refusal);
+}
+
+// Rows of a refused op: the sequence is closed and opened again with what it has, which loses
+// nothing.
+void Scheduler::WaitAgain(const RowsInFlight& rows) {
+  const auto it = sequences_.find(rows.sequence_id);
+  if (it == sequences_.end() || it->second->incarnation != rows.incarnation ||
+      it->second->slot < 0) {
+    return;
+  }
+  ReleaseSlot(*it->second);
+  queue_.PutBack(rows.sequence_id);
 }
 
 void Scheduler::ApplyDraftCounts(const RowsInFlight& rows, const SequenceResult& result) {
@@ -466,7 +536,7 @@ void Scheduler::ApplyRows(const RowsInFlight& rows, const SequenceResult& result
     Fail(sequence, absl::InternalError("the model computed logits that are not finite"));
     return;
   }
-  if (sequence.sampling->num_prompt_logprobs >= 0 && !sequence.prompt_logprobs_sent) {
+  if (sequence.reports_prompt_logprobs && !sequence.prompt_logprobs_sent) {
     sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), result.prompt_logprobs.begin(),
                                     result.prompt_logprobs.end());
     if (!result.tokens.empty()) {
@@ -527,6 +597,7 @@ void Scheduler::ResetSlotState(Sequence& sequence) {
   sequence.num_ops_in_flight = 0;
   sequence.max_growth_in_flight = 0;
   sequence.previous_is_round = false;
+  sequence.reports_prompt_logprobs = false;
   sequence.prompt_logprobs.clear();
 }
 

@@ -112,6 +112,12 @@ class Scheduler {
   // workers are wrong, end the epoch.
   absl::Status Apply(const StepResult& result);
 
+  // Every rank refused the oldest op in flight by name before it had any effect (UNIMPLEMENTED).
+  // Whoever was opened in it alone fails with `refusal`; several are opened one by one later;
+  // everything else of the op is done again. An error when nobody can be blamed, or when an op was
+  // sent that counts on the refused one: end the epoch.
+  absl::Status ApplyRefusal(uint64_t op_id, const absl::Status& refusal);
+
   // Events since the last call, in order.
   std::vector<SequenceEvent> TakeEvents();
 
@@ -145,6 +151,13 @@ class Scheduler {
     uint32_t incarnation = 0;
     int growth = 0;  // most tokens it may emit
     int k = 0;
+    int num_prompt_logprobs = 0;  // that the result must have
+  };
+  // An OpenSequence in an op in flight.
+  struct OpenInFlight {
+    SequenceId sequence_id = 0;
+    uint32_t incarnation = 0;
+    int slot = -1;
   };
   struct OpInFlight {
     uint64_t op_id = 0;
@@ -154,6 +167,11 @@ class Scheduler {
     std::vector<RowsInFlight> round;
     std::vector<RowsInFlight> short_prefill;
     std::optional<RowsInFlight> chunk;
+    std::vector<OpenInFlight> opened;
+    std::vector<int> closed;  // slots
+    bool may_be_refused =
+        false;  // something of it is not in every build: nothing is sent behind it
+    bool has_prompt_logprobs = false;
   };
 
   // Parts of NextStep, in its order.
@@ -163,14 +181,14 @@ class Scheduler {
                      const std::vector<int>& depths,
                      StepPlan& plan);
   bool PlanRound(StepPlan& plan, OpInFlight& op);
-  void Admit(int64_t now_us, StepPlan& plan);
+  void Admit(int64_t now_us, StepPlan& plan, OpInFlight& op);
   void PlanShortPrefill(StepPlan& plan, OpInFlight& op);
   void PlanChunk(StepPlan& plan, OpInFlight& op);
   bool ChunkHasTurn();
   PrefillRange PlanRange(Sequence& sequence, int32_t rows, RowsInFlight& rows_in_flight);
   void Seal(StepPlan& plan, OpInFlight op);
 
-  void Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& plan);
+  void Open(Sequence& sequence, int slot, int64_t now_us, StepPlan& plan, OpInFlight& op);
   void Preempt(Sequence& sequence);
   void ReleaseSlot(Sequence& sequence);
   void ResetSlotState(Sequence& sequence);
@@ -178,7 +196,9 @@ class Scheduler {
   void Fail(Sequence& sequence, absl::Status error);
   void EndSequence(Sequence& sequence, EndReason reason);
 
-  // Parts of Apply.
+  // Parts of Apply and ApplyRefusal.
+  void WaitAgain(const RowsInFlight& rows);
+  void TakeBackOpen(const OpenInFlight& open, bool is_to_blame, const absl::Status& refusal);
   absl::Status CheckResult(const OpInFlight& op, const StepResult& result) const;
   void ApplyRows(const RowsInFlight& rows, const SequenceResult& result);
   void ApplyDraftCounts(const RowsInFlight& rows, const SequenceResult& result);

@@ -1,8 +1,10 @@
-// Model-based fuzz of the scheduler: random arrivals, cancels, lost epochs, page shortage and run
-// ahead against ToyWorker, which refuses every op that does not fit its state. After each run:
-// every request ended exactly once, with exactly the tokens that the toy language has for it (a
-// prefix of them, when it was cancelled), slots and pages are all free, nobody waited longer than
-// the work before them. Usage: scheduler_fuzz [--smoke] [--runs N] [--seed S].
+// Model-based fuzz of the scheduler: random arrivals, cancels, lost epochs, page shortage, run
+// ahead and requests that the workers do not know how to serve, against ToyWorker, which refuses
+// every op that does not fit its state. After each run: every request ended exactly once, with
+// exactly the tokens that the toy language has for it (a prefix of them, when it was cancelled) and
+// the log-probabilities of its prompt, or with the workers' refusal, if it asked for what they lack
+// and nobody else did; slots and pages are all free, nobody waited longer than the work before
+// them. Usage: scheduler_fuzz [--smoke] [--runs N] [--seed S].
 #include "gateway/scheduler/scheduler.h"
 
 #include <cstdlib>
@@ -21,6 +23,8 @@ namespace {
 
 struct Asked {
   std::vector<int32_t> expected;
+  std::vector<TokenLogprobs> prompt_logprobs;
+  bool is_unbuilt = false;  // the workers refuse it by name
   bool ended_by_us = false;
 };
 
@@ -39,7 +43,11 @@ EpochLimits RandomLimits(SeededRng& rng) {
 class Run {
  public:
   explicit Run(uint64_t seed)
-      : rng_(seed), limits_(RandomLimits(rng_)), driver_(RandomConfig(), language_, limits_) {}
+      : rng_(seed), limits_(RandomLimits(rng_)), driver_(RandomConfig(), language_, limits_) {
+    if (!rng_.OneIn(3)) return;
+    driver_.is_unbuilt = IsUnbuilt;
+    driver_.worker->is_unbuilt = IsUnbuilt;
+  }
 
   void Go() {
     const int64_t num_events = rng_.Int(50, 600);
@@ -53,8 +61,14 @@ class Run {
   }
 
   const SchedulerCounters& counters() const { return driver_.scheduler.counters(); }
+  int num_refused = 0;
 
  private:
+  // An older worker: it lacks prompt log-probabilities of more than four.
+  static bool IsUnbuilt(const OpenSequence& open) {
+    return open.wants_prompt_logprobs && open.sampling->num_prompt_logprobs > 4;
+  }
+
   SchedulerConfig RandomConfig() {
     SchedulerConfig config;
     config.max_queue = static_cast<size_t>(rng_.Int(1, 30));
@@ -96,6 +110,7 @@ class Run {
     spec.sampling.seed = rng_.Next();
     if (!rng_.OneIn(3)) spec.sampling.stop_token_ids = {3, 41};
     if (rng_.OneIn(6)) spec.sampling.allowed_token_ids = {3, 5, 7, 11};
+    if (rng_.OneIn(4)) spec.sampling.num_prompt_logprobs = static_cast<int32_t>(rng_.Int(0, 6));
     spec.max_tokens = static_cast<int32_t>(rng_.OneIn(4) ? 0 : rng_.Int(1, 120));
     spec.max_drafts = static_cast<int>(rng_.Int(-1, 5));
     spec.run_ahead_allowed = !rng_.OneIn(4);
@@ -110,7 +125,11 @@ class Run {
     }
     const Sequence* sequence = driver_.scheduler.Find(id);
     const int max_tokens = sequence->max_total_ids - sequence->num_prompt_ids;
-    asked_[id].expected = ToyContinuation(language_, prompt, sampling, max_tokens);
+    Asked& asked = asked_[id];
+    asked.expected = ToyContinuation(language_, prompt, sampling, max_tokens);
+    if (sampling.num_prompt_logprobs < 0) return;
+    asked.prompt_logprobs = ToyPromptLogprobs(prompt, sampling.num_prompt_logprobs);
+    asked.is_unbuilt = driver_.is_unbuilt && sampling.num_prompt_logprobs > 4;
   }
 
   void Cancel() {
@@ -138,6 +157,12 @@ class Run {
       const SchedulerDriver::Answer& answer = driver_.answers.at(id);
       CHECK_EQ(answer.num_ends, 1) << "sequence " << id;
       CHECK_LE(answer.num_admitted, 1) << "sequence " << id;
+      CHECK_EQ(absl::IsUnimplemented(answer.error), asked.is_unbuilt && !asked.ended_by_us)
+          << "sequence " << id << " " << answer.error.ToString();
+      num_refused += asked.is_unbuilt ? 1 : 0;
+      if (asked.is_unbuilt) CHECK(answer.tokens.empty()) << "sequence " << id;
+      if (asked.is_unbuilt) continue;
+      if (!answer.tokens.empty()) CheckPromptLogprobs(asked, answer);
       CHECK_LE(answer.tokens.size(), asked.expected.size()) << "sequence " << id;
       for (size_t i = 0; i < answer.tokens.size(); ++i) {
         CHECK_EQ(answer.tokens[i], asked.expected[i]) << "sequence " << id << " token " << i;
@@ -145,6 +170,15 @@ class Run {
       if (!asked.ended_by_us) {
         CHECK_EQ(answer.tokens.size(), asked.expected.size()) << "sequence " << id;
       }
+    }
+  }
+
+  static void CheckPromptLogprobs(const Asked& asked, const SchedulerDriver::Answer& answer) {
+    CHECK_EQ(answer.prompt_logprobs.size(), asked.prompt_logprobs.size());
+    for (size_t i = 0; i < asked.prompt_logprobs.size(); ++i) {
+      CHECK_EQ(answer.prompt_logprobs[i].logprob, asked.prompt_logprobs[i].logprob) << i;
+      CHECK_EQ(answer.prompt_logprobs[i].rank, asked.prompt_logprobs[i].rank) << i;
+      CHECK_EQ(answer.prompt_logprobs[i].top.size(), asked.prompt_logprobs[i].top.size()) << i;
     }
   }
 
@@ -167,6 +201,7 @@ int Main(int argc, char** argv) {
     }
   }
   SchedulerCounters sum;
+  int num_refused = 0;
   for (int run = 0; run < num_runs; ++run) {
     // Before the run, so that a CHECK that stops it has its seed above it.
     std::cout << "seed " << seed + static_cast<uint64_t>(run) << "\n";
@@ -178,13 +213,15 @@ int Main(int argc, char** argv) {
     sum.num_generated += one.counters().num_generated;
     sum.num_dropped += one.counters().num_dropped;
     sum.num_accepted += one.counters().num_accepted;
+    num_refused += one.num_refused;
   }
   std::cout << num_runs << " runs: " << sum.num_ops << " ops, " << sum.num_run_ahead
             << " run ahead, " << sum.num_preemptions << " preemptions, " << sum.num_generated
             << " tokens, " << sum.num_accepted << " accepted drafts, " << sum.num_dropped
-            << " dropped tokens\n";
+            << " dropped tokens, " << num_refused << " requests the workers could not serve\n";
   // A fuzz that never reaches these cases would prove little.
-  CHECK(sum.num_run_ahead > 0 && sum.num_preemptions > 0 && sum.num_accepted > 0);
+  CHECK(sum.num_run_ahead > 0 && sum.num_preemptions > 0 && sum.num_accepted > 0 &&
+        num_refused > 0);
   return 0;
 }
 

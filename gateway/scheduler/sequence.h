@@ -39,6 +39,7 @@ struct Sequence {
   int64_t enqueue_us = 0;
   int64_t admit_us = 0;  // first admission; 0 = not yet
   int32_t num_preemptions = 0;
+  bool opens_alone = false;  // an op that opened it together with others was refused
   bool prompt_logprobs_sent = false;
   std::vector<TokenLogprobs> prompt_logprobs;  // collected chunk by chunk
 
@@ -52,7 +53,8 @@ struct Sequence {
   int num_ops_in_flight = 0;
   // Most tokens that the ops in flight can add to `ids`.
   int max_growth_in_flight = 0;
-  bool previous_is_round = false;  // the op in flight is a Round: its length is not known yet
+  bool reports_prompt_logprobs = false;  // it was opened with the wish
+  bool previous_is_round = false;        // the op in flight is a Round: its length is not known yet
 
   int32_t num_emitted() const { return static_cast<int32_t>(ids.size()) - num_prompt_ids; }
   int32_t num_remaining() const { return max_total_ids - static_cast<int32_t>(ids.size()); }

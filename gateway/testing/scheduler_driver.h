@@ -4,11 +4,14 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "common/check.h"
 #include "gateway/scheduler/scheduler.h"
@@ -20,6 +23,7 @@ class SchedulerDriver {
  public:
   struct Answer {
     std::vector<int32_t> tokens;
+    std::vector<TokenLogprobs> prompt_logprobs;
     int num_admitted = 0;
     int num_ends = 0;
     std::optional<EndReason> end_reason;
@@ -36,6 +40,7 @@ class SchedulerDriver {
 
   void BeginEpoch(const EpochLimits& limits) {
     worker.emplace(language_, limits);
+    worker->is_unbuilt = is_unbuilt;
     scheduler.BeginEpoch(limits);
     Collect();
   }
@@ -52,12 +57,17 @@ class SchedulerDriver {
     Collect();
     if (!plan) return false;
     auto result = worker->Run(*plan);
+    if (absl::IsUnimplemented(result.status())) {
+      results_.push_back({plan->op_id, result.status()});
+      last_plan = *std::move(plan);
+      return true;
+    }
     CHECK(result.ok()) << "op " << plan->op_id << ": " << result.status().ToString();
     // A round costs 4 ms and 0.5 ms a row, prefill 0.5 ms a row: what the cost model has to learn.
     result->compute_us =
         static_cast<uint32_t>((plan->round.empty() ? 0 : 4000) + 500 * plan->num_round_rows() +
                               500 * plan->num_prefill_rows());
-    results_.push_back(*std::move(result));
+    results_.push_back({plan->op_id, *std::move(result)});
     last_plan = *std::move(plan);
     return true;
   }
@@ -65,10 +75,12 @@ class SchedulerDriver {
   // Hands the oldest waiting result to the scheduler.
   bool Receive() {
     if (results_.empty()) return false;
-    now_us += results_.front().compute_us;
-    const absl::Status status = scheduler.Apply(results_.front());
-    CHECK(status.ok()) << status.ToString();
+    const auto [op_id, result] = std::move(results_.front());
     results_.pop_front();
+    if (result.ok()) now_us += result->compute_us;
+    const absl::Status status =
+        result.ok() ? scheduler.Apply(*result) : scheduler.ApplyRefusal(op_id, result.status());
+    CHECK(status.ok()) << status.ToString();
     Collect();
     return true;
   }
@@ -96,6 +108,8 @@ class SchedulerDriver {
           ++answer.num_admitted;
           break;
         case SequenceEvent::Kind::kPromptLogprobs:
+          CHECK(answer.tokens.empty() && answer.prompt_logprobs.empty());
+          answer.prompt_logprobs = std::move(event.logprobs);
           break;
         case SequenceEvent::Kind::kTokens:
           answer.tokens.insert(answer.tokens.end(), event.tokens.begin(), event.tokens.end());
@@ -119,10 +133,12 @@ class SchedulerDriver {
   std::map<SequenceId, Answer> answers;
   StepPlan last_plan;
   int64_t now_us = 1;
+  // What the workers of the next epoch cannot do; null = everything is built.
+  std::function<bool(const OpenSequence&)> is_unbuilt;
 
  private:
   const ToyLanguage language_;
-  std::deque<StepResult> results_;
+  std::deque<std::pair<uint64_t, absl::StatusOr<StepResult>>> results_;
 };
 
 }  // namespace twinspark::gateway

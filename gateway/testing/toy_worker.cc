@@ -31,6 +31,15 @@ int32_t NextToken(const ToyLanguage& language,
   return static_cast<int32_t>(draw % static_cast<uint64_t>(language.vocab_size));
 }
 
+TokenLogprobs ToyLogprobs(uint64_t prefix, int num_top) {
+  TokenLogprobs entry;
+  entry.logprob = -static_cast<float>(prefix % 1024) / 64;
+  entry.rank = static_cast<int32_t>(prefix % 50) + 1;
+  for (int32_t i = 0; i < num_top; ++i)
+    entry.top.push_back({i, -static_cast<float>(i)});
+  return entry;
+}
+
 absl::Status Refuse(int slot, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("slot ", slot, ": ", std::string(what)));
 }
@@ -56,6 +65,16 @@ std::vector<int32_t> ToyContinuation(const ToyLanguage& language,
   return tokens;
 }
 
+std::vector<TokenLogprobs> ToyPromptLogprobs(const std::vector<int32_t>& prompt, int num_top) {
+  std::vector<TokenLogprobs> entries;
+  uint64_t prefix = 0;
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    prefix = Mix(prefix, static_cast<uint64_t>(prompt[i]));
+    if (i > 0) entries.push_back(ToyLogprobs(prefix, num_top));
+  }
+  return entries;
+}
+
 ToyWorker::ToyWorker(const ToyLanguage& language, const EpochLimits& limits)
     : language_(language), limits_(limits), slots_(static_cast<size_t>(limits.num_slots)) {}
 
@@ -78,6 +97,8 @@ absl::Status ToyWorker::RunControl(const Control& control) {
     slot.sampling = *open->sampling;
     slot.draft_allowed = open->draft_allowed;
     slot.num_open_ids = static_cast<int32_t>(open->ids.size());
+    slot.num_prompt_ids = open->num_prompt_ids;
+    slot.wants_prompt_logprobs = open->wants_prompt_logprobs;
     for (const int32_t id : open->ids)
       Append(slot, id);
   } else if (const auto* mask = std::get_if<SetMask>(&control)) {
@@ -172,6 +193,11 @@ absl::StatusOr<SequenceResult> ToyWorker::RunPrefill(const PrefillRange& range) 
   SequenceResult result;
   result.slot = range.slot;
   slot.committed = range.end;
+  for (int32_t p = range.begin; slot.wants_prompt_logprobs && p < range.end; ++p) {
+    if (p + 1 >= slot.num_prompt_ids) break;
+    result.prompt_logprobs.push_back(
+        ToyLogprobs(slot.prefix[static_cast<size_t>(p) + 1], slot.sampling.num_prompt_logprobs));
+  }
   if (!ends_prompt) return result;
   const std::vector<int32_t>* allowed = nullptr;
   if (range.mask_id > 0) allowed = &masks_.at(range.mask_id);
@@ -191,6 +217,12 @@ absl::StatusOr<StepResult> ToyWorker::Run(const StepPlan& plan) {
            : plan.num_round_rows() + plan.num_prefill_rows() > limits_.max_short_prefill_rows)) {
     return absl::InvalidArgumentError(absl::StrCat("op ", plan.op_id, ": ", plan.num_round_rows(),
                                                    " + ", plan.num_prefill_rows(), " rows"));
+  }
+  for (const Control& control : plan.controls) {
+    const auto* open = std::get_if<OpenSequence>(&control);
+    if (open != nullptr && is_unbuilt && is_unbuilt(*open)) {
+      return absl::UnimplementedError("OpenSequence: not in this build");
+    }
   }
   for (const Control& control : plan.controls)
     RETURN_IF_ERROR(RunControl(control));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -27,12 +28,17 @@ std::vector<int32_t> ToyContinuation(const ToyLanguage& language,
                                      const SamplingParams& sampling,
                                      int max_tokens);
 
+// What it reports of prompt[1..]: some number of the prefix and the token, rank and top list too.
+std::vector<TokenLogprobs> ToyPromptLogprobs(const std::vector<int32_t>& prompt, int num_top);
+
 class ToyWorker {
  public:
   ToyWorker(const ToyLanguage& language, const EpochLimits& limits);
 
-  // INVALID_ARGUMENT where a shard worker would refuse the op.
+  // INVALID_ARGUMENT where a shard worker would refuse the op; UNIMPLEMENTED without any effect
+  // when `is_unbuilt` says so of a sequence to be opened.
   absl::StatusOr<StepResult> Run(const StepPlan& plan);
+  std::function<bool(const OpenSequence&)> is_unbuilt;
 
   int slots_in_use() const;
   int pages_in_use() const;
@@ -43,6 +49,8 @@ class ToyWorker {
     std::vector<int32_t> ids;      // known ids; the last one may be the anchor
     std::vector<uint64_t> prefix;  // prefix[i]: hash of ids[0 .. i]
     int32_t num_open_ids = 0;
+    int32_t num_prompt_ids = 0;
+    bool wants_prompt_logprobs = false;
     int32_t committed = 0;  // positions computed
     std::vector<int32_t> drafts;
     std::vector<int32_t> pages;
