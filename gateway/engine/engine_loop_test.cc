@@ -43,6 +43,11 @@ class Recorder : public GenerateEvents {
     std::lock_guard lock(mutex_);
     ++num_admitted_;
   }
+  void OnPromptLogprobs(std::vector<TokenLogprobs> logprobs) override {
+    std::lock_guard lock(mutex_);
+    EXPECT_TRUE(tokens_.empty()) << "they come before the first token";
+    prompt_logprobs_ = std::move(logprobs);
+  }
   void OnTokens(std::span<const int32_t> ids, std::span<const TokenLogprobs>) override {
     std::lock_guard lock(mutex_);
     tokens_.insert(tokens_.end(), ids.begin(), ids.end());
@@ -71,6 +76,10 @@ class Recorder : public GenerateEvents {
     std::lock_guard lock(mutex_);
     return tokens_;
   }
+  std::vector<TokenLogprobs> prompt_logprobs() {
+    std::lock_guard lock(mutex_);
+    return prompt_logprobs_;
+  }
   int num_ends() {
     std::lock_guard lock(mutex_);
     return num_ends_;
@@ -97,6 +106,7 @@ class Recorder : public GenerateEvents {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int32_t> tokens_;
+  std::vector<TokenLogprobs> prompt_logprobs_;
   int num_admitted_ = 0;
   int num_ends_ = 0;
   std::optional<FinishInfo> finish_;
@@ -277,6 +287,79 @@ TEST_F(EngineTest, AllowedTokensGoThroughAMask) {
   GenerateRequest request = Request(12, 60, 10);
   request.sampling.allowed_token_ids = {5, 50, 90};
   ExpectRight(request);
+}
+
+TEST_F(EngineTest, PromptLogprobsAloneAndInACrowd) {
+  Start();
+  std::vector<GenerateRequest> requests;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    requests.push_back(Request(seed % 4 == 0 ? 1500 : static_cast<int>(1 + 20 * seed), 30, seed));
+    if (seed % 3 != 1) {
+      requests.back().sampling.num_prompt_logprobs = static_cast<int32_t>(seed % 3);
+    }
+    recorders.push_back(std::make_shared<Recorder>());
+    Submit(requests.back(), recorders.back());
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(recorders[i]->WaitForEnd()) << i;
+    EXPECT_EQ(recorders[i]->tokens(), Expected(requests[i])) << i;
+    const int32_t num_top = requests[i].sampling.num_prompt_logprobs;
+    const std::vector<TokenLogprobs> got = recorders[i]->prompt_logprobs();
+    if (num_top < 0) {
+      EXPECT_TRUE(got.empty());
+      continue;
+    }
+    const std::vector<TokenLogprobs> expected = ToyPromptLogprobs(requests[i].prompt_ids, num_top);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t j = 0; j < got.size(); ++j) {
+      EXPECT_EQ(got[j].logprob, expected[j].logprob) << i << " entry " << j;
+      EXPECT_EQ(got[j].rank, expected[j].rank) << i << " entry " << j;
+      EXPECT_EQ(got[j].top.size(), expected[j].top.size()) << i << " entry " << j;
+    }
+  }
+  ExpectAllFree();
+}
+
+TEST_F(EngineTest, WhatTheWorkersLackFailsAlone) {
+  worker_config_.max_prompt_logprobs = 4;
+  Start();
+  std::vector<GenerateRequest> requests;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    requests.push_back(Request(static_cast<int>(10 + 5 * seed), 200, seed));
+    if (seed % 4 == 3) requests.back().sampling.num_prompt_logprobs = seed % 8 == 3 ? 5 : 4;
+    recorders.push_back(std::make_shared<Recorder>());
+    Submit(requests.back(), recorders.back());
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(recorders[i]->WaitForEnd()) << i;
+    EXPECT_EQ(recorders[i]->num_ends(), 1);
+    if (requests[i].sampling.num_prompt_logprobs == 5) {
+      EXPECT_TRUE(absl::IsUnimplemented(recorders[i]->error())) << recorders[i]->error();
+    } else {
+      EXPECT_TRUE(recorders[i]->error().ok()) << i << recorders[i]->error();
+      EXPECT_EQ(recorders[i]->tokens(), Expected(requests[i])) << i;
+    }
+  }
+  ExpectAllFree();
+  EXPECT_EQ(engine_->service().GetStatus().num_epochs_ended, 0u);
+}
+
+TEST_F(EngineTest, ARefusalByOneRankEndsTheEpoch) {
+  StartWorkers(1);
+  worker_config_.max_prompt_logprobs = 4;
+  StartWorkers(1);
+  StartEngine();
+  ASSERT_TRUE(WaitUntil([this] { return engine_->service().GetStatus().ready(); }));
+  GenerateRequest request = Request(20, 20, 1);
+  request.sampling.num_prompt_logprobs = 5;
+  const auto recorder = std::make_shared<Recorder>();
+  Submit(request, recorder);
+  ASSERT_TRUE(recorder->WaitForEnd());
+  EXPECT_TRUE(absl::IsUnavailable(recorder->error())) << recorder->error();
+  EXPECT_NE(recorder->error().message().find("disagree about op 1"), std::string::npos)
+      << recorder->error();
 }
 
 TEST_F(EngineTest, CancelFreesSlotAndPages) {

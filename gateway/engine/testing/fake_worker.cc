@@ -31,6 +31,10 @@ OpenSequence ReadOpen(const proto::OpenSequence& in) {
   open.num_prompt_ids = static_cast<int32_t>(in.num_prompt_ids());
   SamplingParams sampling;
   sampling.seed = in.sampling().seed();
+  open.wants_prompt_logprobs = in.has_prompt_logprobs();
+  if (in.has_prompt_logprobs()) {
+    sampling.num_prompt_logprobs = static_cast<int32_t>(in.prompt_logprobs());
+  }
   open.sampling = std::make_shared<const SamplingParams>(sampling);
   open.draft_allowed = in.draft_allowed();
   return open;
@@ -118,6 +122,15 @@ void WriteSequence(const SequenceResult& in, proto::SequenceResult& out) {
     out.add_tokens(static_cast<uint32_t>(token));
   for (int j = 0; j < in.num_drafts; ++j)
     out.add_draft_ids(0);
+  for (const TokenLogprobs& entry : in.prompt_logprobs) {
+    proto::TokenLogprobs* to = out.add_prompt_logprobs();
+    to->set_logprob(entry.logprob);
+    to->set_rank(static_cast<uint32_t>(entry.rank));
+    for (const TokenLogprob& top : entry.top) {
+      to->add_top_ids(static_cast<uint32_t>(top.token_id));
+      to->add_top_logprobs(top.logprob);
+    }
+  }
 }
 
 }  // namespace
@@ -197,6 +210,9 @@ class FakeWorker::Service final : public proto::ShardWorker::Service {
         return {grpc::StatusCode::FAILED_PRECONDITION, "another epoch"};
       }
       worker_ = std::make_unique<ToyWorker>(config_.language, config_.limits);
+      worker_->is_unbuilt = [most = config_.max_prompt_logprobs](const OpenSequence& open) {
+        return open.wants_prompt_logprobs && open.sampling->num_prompt_logprobs > most;
+      };
       serving_ = true;
     }
     std::mutex write_mutex;

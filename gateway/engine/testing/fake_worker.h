@@ -26,6 +26,8 @@ struct FakeWorkerConfig {
   std::string weights_digest = "00000000000000aa";
   std::string own_slices_digest = "00000000000000dd";
   int64_t op_delay_us = 0;
+  // More prompt log-probabilities than this are refused by name, as by a worker of an older build.
+  int max_prompt_logprobs = 20;
 };
 
 class FakeWorker {
