@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/metrics.h"
+#include "gateway/engine/completion_loop.h"
 #include "gateway/engine/engine_inbox.h"
 #include "gateway/engine/engine_loop.h"
 #include "gateway/engine/epoch_manager.h"
@@ -40,9 +41,10 @@ class Engine {
 
  private:
   // Destroyed from the last to the first: the loop ends its epoch and lets go of everything below,
-  // clients wait for their last calls, the board and the inbox outlive all who write to them.
-  EngineInbox inbox_;
+  // then completions_ handles the last answers, so the board outlives it.
   WorkerBoard board_;
+  CompletionLoop completions_;
+  EngineInbox inbox_;
   std::vector<std::unique_ptr<WorkerClient>> clients_;
   std::unique_ptr<WorkerMonitor> monitor_;
   std::unique_ptr<EpochManager> epochs_;

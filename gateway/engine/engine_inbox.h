@@ -1,19 +1,23 @@
-// What other threads tell the engine thread: requests from the API, results and losses from the
-// workers, new epochs. A mutex, a queue and a condition variable; the engine thread takes
-// everything at once. Bounded by its senders: submissions by EngineLoop::Submit, results by the ops
-// in flight, the rest by one per request or epoch. Thread-safe.
+// What the engine thread is told: requests from the API, results and losses from the workers, new
+// epochs. The engine thread waits in the completion loop, which hands it the workers' messages
+// itself; what other threads push wakes it. Bounded by its senders: submissions by
+// EngineLoop::Submit, results by the ops in flight, the rest by one per request or epoch.
+// Thread-safe; Take belongs to one thread.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "gateway/engine/completion_loop.h"
 #include "gateway/engine/generate_request.h"
 #include "gateway/engine/worker_types.h"
 
@@ -61,37 +65,42 @@ using EngineMessage = std::
 
 class EngineInbox {
  public:
+  explicit EngineInbox(CompletionLoop& completions) : completions_(completions) {}
+
   void Push(EngineMessage message) {
     {
       std::lock_guard lock(mutex_);
       messages_.push_back(std::move(message));
     }
-    arrived_.notify_one();
+    if (std::this_thread::get_id() != taker_.load()) completions_.Wake();
   }
 
   // Ends a Take that waits, without a message.
-  void Wake() {
-    {
-      std::lock_guard lock(mutex_);
-      woken_ = true;
-    }
-    arrived_.notify_one();
-  }
+  void Wake() { completions_.Wake(); }
 
   // All messages, in order; waits at most `timeout_us` for the first.
   std::vector<EngineMessage> Take(int64_t timeout_us) {
-    std::unique_lock lock(mutex_);
-    arrived_.wait_for(lock, std::chrono::microseconds(timeout_us),
-                      [this] { return woken_ || !messages_.empty(); });
-    woken_ = false;
-    return std::exchange(messages_, {});
+    taker_.store(std::this_thread::get_id());
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
+    while (true) {
+      {
+        std::lock_guard lock(mutex_);
+        if (!messages_.empty()) return std::exchange(messages_, {});
+      }
+      const int64_t left_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                                  end - std::chrono::steady_clock::now())
+                                  .count();
+      if (completions_.RunOne(std::max(left_us, int64_t{0}))) continue;
+      std::lock_guard lock(mutex_);
+      return std::exchange(messages_, {});
+    }
   }
 
  private:
+  CompletionLoop& completions_;
+  std::atomic<std::thread::id> taker_{};
   std::mutex mutex_;
-  std::condition_variable arrived_;
   std::vector<EngineMessage> messages_;
-  bool woken_ = false;
 };
 
 }  // namespace twinspark::gateway

@@ -94,6 +94,11 @@ EpochManager::EpochManager(const EpochManagerConfig& config,
       thread_([this] { Run(); }) {}
 
 EpochManager::~EpochManager() {
+  Stop();
+}
+
+void EpochManager::Stop() {
+  if (!thread_.joinable()) return;
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

@@ -62,6 +62,9 @@ class EpochManager {
   EpochManager(const EpochManager&) = delete;
   EpochManager& operator=(const EpochManager&) = delete;
 
+  // Calls off what is being set up; nothing more is. For the owner, once; the destructor stops too.
+  void Stop();
+
   // The group of the last ReadyMessage is over. `diverged`: its ranks computed different results,
   // so the next one loads its weights again.
   void EpochEnded(bool diverged);

@@ -1,8 +1,6 @@
 #include "gateway/engine/step_stream_client.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <utility>
 #include <variant>
@@ -202,84 +200,117 @@ std::string EncodeOp(const StepPlan& plan) {
   return op.SerializeAsString();
 }
 
+StepsCall::StepsCall(int rank, CompletionLoop& completions, StepStreamEvents* events)
+    : rank_(rank), completions_(completions), events_(events) {}
+
+void StepsCall::Start(proto::ShardWorker::Stub& stub, proto::GatewayMessage open) {
+  outgoing_.push_back(std::move(open));
+  stream_ = stub.PrepareAsyncSteps(&context_, &completions_.queue());
+  stream_->StartCall(start_.For(shared_from_this()));
+}
+
+void StepsCall::OnStarted(bool ok) {
+  if (!ok) {
+    Finish();
+    return;
+  }
+  Read();
+  std::lock_guard lock(mutex_);
+  started_ = true;
+  WriteFront();
+}
+
+void StepsCall::Read() {
+  stream_->Read(&incoming_, read_.For(shared_from_this()));
+}
+
+void StepsCall::OnRead(bool ok) {
+  if (!ok) {
+    Finish();
+    return;
+  }
+  {
+    std::lock_guard lock(events_mutex_);
+    if (events_ == nullptr) {
+      // Nobody listens.
+    } else if (incoming_.has_result()) {
+      events_->OnResult(rank_, ReadResult(incoming_.result()));
+    } else if (incoming_.has_accepted()) {
+      events_->OnAccepted(rank_);
+    } else if (incoming_.has_heartbeat()) {
+      events_->OnHeartbeat(rank_);
+    }
+  }
+  Read();
+}
+
+void StepsCall::Send(proto::GatewayMessage message) {
+  std::lock_guard lock(mutex_);
+  if (over_) return;
+  // Ops in flight are bounded by the scheduler. Heartbeats behind a full queue say nothing new.
+  if (message.has_heartbeat() && outgoing_.size() > kMaxQueuedHeartbeats) return;
+  outgoing_.push_back(std::move(message));
+  if (started_ && outgoing_.size() == 1) WriteFront();
+}
+
+void StepsCall::WriteFront() {
+  stream_->Write(outgoing_.front(), write_.For(shared_from_this()));
+}
+
+void StepsCall::OnWritten(bool ok) {
+  std::lock_guard lock(mutex_);
+  outgoing_.pop_front();
+  // After a failed write the read fails too, and brings the reason.
+  if (!ok) over_ = true;
+  if (!over_ && !outgoing_.empty()) WriteFront();
+}
+
+void StepsCall::Finish() {
+  {
+    std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  stream_->Finish(&status_, finish_.For(shared_from_this()));
+}
+
+void StepsCall::OnFinished(bool /*ok*/) {
+  std::lock_guard lock(events_mutex_);
+  if (events_ != nullptr) events_->OnClosed(rank_, FromGrpcStatus(status_));
+}
+
+void StepsCall::Silence() {
+  std::lock_guard lock(events_mutex_);
+  events_ = nullptr;
+}
+
 GrpcStepStream::GrpcStepStream(int rank,
                                proto::ShardWorker::Stub& stub,
+                               CompletionLoop& completions,
                                proto::GatewayMessage open,
                                StepStreamEvents* events)
-    : rank_(rank), events_(events) {
-  stub.async()->Steps(&context_, this);
-  // Writes start outside of reactions: without a hold the call could be over under them.
-  AddHold();
-  StartRead(&incoming_);
-  Send(std::move(open));
-  StartCall();
+    : call_(std::make_shared<StepsCall>(rank, completions, events)) {
+  call_->Start(stub, std::move(open));
 }
 
 GrpcStepStream::~GrpcStepStream() {
-  Close();
-  std::unique_lock lock(mutex_);
-  done_changed_.wait(lock, [this] { return done_; });
+  call_->Cancel();
+  call_->Silence();
 }
 
 void GrpcStepStream::SendOp(const std::string& op_bytes) {
   proto::GatewayMessage message;
   message.set_op(op_bytes);
-  Send(std::move(message));
+  call_->Send(std::move(message));
 }
 
 void GrpcStepStream::SendHeartbeat(uint64_t sequence) {
   proto::GatewayMessage message;
   message.mutable_heartbeat()->set_sequence(sequence);
-  Send(std::move(message));
-}
-
-void GrpcStepStream::Send(proto::GatewayMessage message) {
-  std::lock_guard lock(mutex_);
-  if (closed_) return;
-  // Ops in flight are bounded by the scheduler. Heartbeats behind a full queue say nothing new.
-  if (message.has_heartbeat() && outgoing_.size() > kMaxQueuedHeartbeats) return;
-  outgoing_.push_back(std::move(message));
-  if (outgoing_.size() == 1) StartWrite(&outgoing_.front());
-}
-
-void GrpcStepStream::OnWriteDone(bool ok) {
-  std::lock_guard lock(mutex_);
-  outgoing_.pop_front();
-  if (!ok || closed_) return;
-  if (!outgoing_.empty()) StartWrite(&outgoing_.front());
-}
-
-void GrpcStepStream::OnReadDone(bool ok) {
-  if (!ok) {
-    ReleaseHold();
-    return;
-  }
-  if (incoming_.has_result()) {
-    events_->OnResult(rank_, ReadResult(incoming_.result()));
-  } else if (incoming_.has_accepted()) {
-    events_->OnAccepted(rank_);
-  } else if (incoming_.has_heartbeat()) {
-    events_->OnHeartbeat(rank_);
-  }
-  StartRead(&incoming_);
-}
-
-void GrpcStepStream::OnDone(const grpc::Status& status) {
-  events_->OnClosed(rank_, FromGrpcStatus(status));
-  std::lock_guard lock(mutex_);
-  done_ = true;
-  done_changed_.notify_all();
+  call_->Send(std::move(message));
 }
 
 void GrpcStepStream::Close() {
-  context_.TryCancel();
-  ReleaseHold();
-}
-
-void GrpcStepStream::ReleaseHold() {
-  std::lock_guard lock(mutex_);
-  if (std::exchange(closed_, true)) return;
-  RemoveHold();
+  call_->Cancel();
 }
 
 }  // namespace twinspark::gateway

@@ -1,6 +1,7 @@
 // One rank's side of the log: the bidirectional stream that carries serialised ops and heartbeats
 // to a worker and its results back. EncodeOp makes the bytes that every rank gets, once per op.
-// Opened by WorkerClient, owned by WorkerGroup. Thread-safe; events arrive on gRPC's threads.
+// Opened by WorkerClient, owned by WorkerGroup. Thread-safe; events arrive on the
+// thread of the CompletionLoop.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace twinspark::gateway {
 // The bytes of proto.Op.
 std::string EncodeOp(const StepPlan& plan);
 
-// Must not block. After OnClosed nothing more is called.
+// Must not block, nor end the stream. After OnClosed nothing more is called.
 class StepStreamEvents {
  public:
   virtual ~StepStreamEvents() = default;
@@ -29,7 +30,7 @@ class StepStreamEvents {
 
 class StepStream {
  public:
-  virtual ~StepStream() = default;  // ends the stream and waits for its last event
+  virtual ~StepStream() = default;  // ends the stream; no event is called any more
   virtual void SendOp(const std::string& op_bytes) = 0;
   virtual void SendHeartbeat(uint64_t sequence) = 0;
   // Ends the stream: the worker goes back to IDLE. OnClosed follows.

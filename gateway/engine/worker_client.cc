@@ -1,7 +1,6 @@
 #include "gateway/engine/worker_client.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -118,30 +117,26 @@ WorkerStatus ReadStatus(const proto::StatusReply& in) {
   return out;
 }
 
-// An async call of Status, alive until its callback has run.
-struct StatusCall {
-  grpc::ClientContext context;
-  proto::StatusRequest request;
-  proto::StatusReply reply;
-};
-
 }  // namespace
 
 struct WorkerClient::Impl {
-  explicit Impl(const std::string& endpoint)
-      : channel(MakeChannel(endpoint)), stub(proto::ShardWorker::NewStub(channel)) {}
+  Impl(const std::string& endpoint, CompletionLoop& loop)
+      : completions(loop),
+        channel(MakeChannel(endpoint)),
+        stub(proto::ShardWorker::NewStub(channel)) {}
 
   void SetDeadline(grpc::ClientContext& context, int64_t deadline_ms) {
     context.set_deadline(std::chrono::system_clock::now() +
                          std::chrono::milliseconds(deadline_ms * limits::kTimeScale));
   }
 
+  CompletionLoop& completions;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<proto::ShardWorker::Stub> stub;
   std::mutex mutex;
-  std::condition_variable polls_changed;
   std::set<grpc::ClientContext*> running;  // what Cancel cancels
-  int num_polls = 0;
+
+  class StatusCall;
 };
 
 namespace {
@@ -169,13 +164,48 @@ class Running {
 
 }  // namespace
 
-WorkerClient::WorkerClient(int rank, const std::string& endpoint)
-    : rank_(rank), endpoint_(endpoint), impl_(std::make_unique<Impl>(endpoint)) {}
+// A poll, alive until its answer has come.
+class WorkerClient::Impl::StatusCall : public Completion {
+ public:
+  using Callback = std::function<void(absl::StatusOr<WorkerStatus>)>;
+
+  StatusCall(std::shared_ptr<Impl> impl, int64_t deadline_ms, Callback on_status)
+      : impl_(std::move(impl)),
+        running_(impl_->mutex, impl_->running, &context_),
+        on_status_(std::move(on_status)) {
+    impl_->SetDeadline(context_, deadline_ms);
+  }
+
+  void Start() {
+    reader_ =
+        impl_->stub->AsyncStatus(&context_, proto::StatusRequest(), &impl_->completions.queue());
+    reader_->Finish(&reply_, &status_, impl_->completions.Started(this));
+  }
+
+  void OnComplete(bool /*ok*/) override {
+    const std::unique_ptr<StatusCall> self(this);
+    if (status_.ok()) {
+      on_status_(ReadStatus(reply_));
+    } else {
+      on_status_(FromGrpcStatus(status_));
+    }
+  }
+
+ private:
+  const std::shared_ptr<Impl> impl_;
+  grpc::ClientContext context_;
+  const Running running_;
+  const Callback on_status_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<proto::StatusReply>> reader_;
+  proto::StatusReply reply_;
+  grpc::Status status_;
+};
+
+WorkerClient::WorkerClient(int rank, const std::string& endpoint, CompletionLoop& completions)
+    : rank_(rank), endpoint_(endpoint), impl_(std::make_shared<Impl>(endpoint, completions)) {}
 
 WorkerClient::~WorkerClient() {
   Cancel();
-  std::unique_lock lock(impl_->mutex);
-  impl_->polls_changed.wait(lock, [this] { return impl_->num_polls == 0; });
 }
 
 void WorkerClient::Cancel() {
@@ -268,31 +298,14 @@ std::unique_ptr<StepStream> WorkerClient::OpenSteps(uint64_t epoch,
   open->set_epoch(epoch);
   open->set_config_digest(config_digest);
   open->set_weights_digest(weights_digest);
-  return std::make_unique<GrpcStepStream>(rank_, *impl_->stub, std::move(message), events);
+  return std::make_unique<GrpcStepStream>(rank_, *impl_->stub, impl_->completions,
+                                          std::move(message), events);
 }
 
 void WorkerClient::PollStatus(int64_t deadline_ms,
                               std::function<void(absl::StatusOr<WorkerStatus>)> on_status) {
-  auto call = std::make_shared<StatusCall>();
-  impl_->SetDeadline(call->context, deadline_ms);
-  {
-    std::lock_guard lock(impl_->mutex);
-    ++impl_->num_polls;
-    impl_->running.insert(&call->context);
-  }
-  impl_->stub->async()->Status(
-      &call->context, &call->request, &call->reply,
-      [impl = impl_.get(), call, on_status = std::move(on_status)](const grpc::Status& status) {
-        if (status.ok()) {
-          on_status(ReadStatus(call->reply));
-        } else {
-          on_status(FromGrpcStatus(status));
-        }
-        std::lock_guard lock(impl->mutex);
-        impl->running.erase(&call->context);
-        --impl->num_polls;
-        impl->polls_changed.notify_all();
-      });
+  // Deletes itself.
+  (new Impl::StatusCall(impl_, deadline_ms, std::move(on_status)))->Start();
 }
 
 }  // namespace twinspark::gateway

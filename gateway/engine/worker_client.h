@@ -1,6 +1,7 @@
 // Everything the gateway asks of one shard worker: Hello, PrepareGroup, Configure, Steps, Status.
 // One per rank, for the life of the process; EpochManager makes the calls that set an epoch up,
-// WorkerMonitor polls. Calls block at most as long as their deadline; thread-safe.
+// WorkerMonitor polls. Blocking calls take at most as long as their deadline; what Steps and polls
+// bring arrives on the CompletionLoop. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "gateway/engine/completion_loop.h"
 #include "gateway/engine/step_stream_client.h"
 #include "gateway/engine/worker_types.h"
 
@@ -20,7 +22,8 @@ inline constexpr uint32_t kProtocolVersion = 1;
 
 class WorkerClient {
  public:
-  WorkerClient(int rank, const std::string& endpoint);
+  // `completions` must outlive it, and what the callbacks of polls use must outlive `completions`.
+  WorkerClient(int rank, const std::string& endpoint, CompletionLoop& completions);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;
@@ -42,18 +45,17 @@ class WorkerClient {
                                         const std::string& weights_digest,
                                         StepStreamEvents* events);
 
-  // Answers on a thread of gRPC, or not at all when `this` is destroyed first. Only the fields that
-  // StatusReply has are set.
+  // Answers on the thread of the CompletionLoop. Only the fields that StatusReply has are set.
   void PollStatus(int64_t deadline_ms, std::function<void(absl::StatusOr<WorkerStatus>)> on_status);
 
-  // Ends the calls that are running now (not Steps).
+  // Calls off what is running now (not Steps).
   void Cancel();
 
  private:
   struct Impl;
   const int rank_;
   const std::string endpoint_;
-  std::unique_ptr<Impl> impl_;
+  const std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace twinspark::gateway

@@ -1,8 +1,7 @@
 // The open Steps streams of one epoch, one per rank: sends the same op bytes to all, passes results
 // and losses on to the engine, remembers when each rank was last heard. Made by EpochManager, used
 // by EngineLoop (ops) and WorkerMonitor (heartbeats, silence). Thread-safe. Its destruction ends
-// the streams and waits for their last events, so it never happens on a thread of gRPC: those three
-// hold the only references.
+// the streams and must not happen inside one of their events: those three hold the only references.
 #pragma once
 
 #include <atomic>
