@@ -1,6 +1,7 @@
 // One Connection per client, all of its work on one strand. It always has a read pending: in
 // kReading the bytes go to the parser, in kHandling they are the next request (or, when the read
-// ends, the sign that the client has gone). Writes go through one queue, with one write in flight.
+// ends, the sign that the client has gone). Writes go through one queue: at once where the socket
+// takes them, together at the end of a posted task, else with one asynchronous write in flight.
 //
 // Ownership: pending asynchronous operations and the exchange hold the Connection; every Connection
 // holds the Core (io_context and counters), so that an exchange may outlive the server.
@@ -41,6 +42,7 @@ using SteadyClockPoint = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 
 constexpr size_t kReadBytes = 16 << 10;
+constexpr size_t kPiecesPerWrite = 16;
 // Bytes that a client may send ahead of the answer it waits for (pipelining).
 constexpr size_t kMaxAheadBytes = 256 << 10;
 // After an error answer the rest of the request is read and thrown away for so long, because
@@ -122,7 +124,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void SetDeadline(int64_t delay_ms);
   void OnDeadline();
   void Queue(std::string bytes);
-  void WriteSome();
+  void Flush();
+  std::vector<asio::const_buffer> UnsentPieces() const;
+  bool Sent(size_t num_bytes);
+  void WaitAndWrite();
   void OnDrained();
   void OnKeepalive();
   void WatchProgress();
@@ -156,7 +161,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::deque<std::string> queue_;
   size_t front_written_ = 0;
   size_t num_unsent_ = 0;
-  bool is_writing_ = false;
+  bool is_writing_ = false;    // waits for the socket to take more
+  bool is_gathering_ = false;  // a task runs: what it writes leaves at its end
 };
 
 class Exchange : public HttpExchange, public std::enable_shared_from_this<Exchange> {
@@ -228,6 +234,7 @@ class Exchange : public HttpExchange, public std::enable_shared_from_this<Exchan
 void Connection::Start(bool refuse) {
   error_code ignored;
   socket_.set_option(tcp::no_delay(true), ignored);
+  socket_.non_blocking(true, ignored);
   Read();
   if (refuse) {
     RefuseRequest(503, "Too many connections.");
@@ -239,7 +246,11 @@ void Connection::Start(bool refuse) {
 void Connection::Post(std::function<void()> task) {
   if (core_->stopped.load()) return;
   asio::post(socket_.get_executor(), [self = shared_from_this(), task = std::move(task)] {
-    if (!self->core_->stopped.load()) task();
+    if (self->core_->stopped.load()) return;
+    self->is_gathering_ = true;
+    task();
+    self->is_gathering_ = false;
+    self->Flush();
   });
 }
 
@@ -454,7 +465,7 @@ void Connection::EndStream(bool close) {
   answer_complete_ = true;
   if (is_chunked_) {
     Queue("0\r\n\r\n");
-  } else if (!is_writing_) {
+  } else if (queue_.empty()) {
     OnDrained();
   }
 }
@@ -473,42 +484,64 @@ void Connection::Abandon(bool is_started) {
 void Connection::Queue(std::string bytes) {
   num_unsent_ += bytes.size();
   queue_.push_back(std::move(bytes));
-  if (!is_writing_) WriteSome();
+  Flush();
 }
 
-void Connection::WriteSome() {
+// Hands the queue to the kernel, which takes small pieces at once: no turn of the io_context, and
+// no other thread, for an event of a stream. What it does not take now waits for the socket.
+void Connection::Flush() {
+  while (!is_writing_ && !is_gathering_ && !queue_.empty() && phase_ != Phase::kClosed) {
+    error_code ec;
+    const size_t n = socket_.write_some(UnsentPieces(), ec);
+    if (ec == asio::error::would_block || ec == asio::error::try_again) {
+      WaitAndWrite();
+    } else if (ec) {
+      ClientGone(ec.message());
+    } else if (Sent(n)) {
+      OnDrained();
+    }
+  }
+}
+
+// Small pieces that gathered leave together.
+std::vector<asio::const_buffer> Connection::UnsentPieces() const {
+  std::vector<asio::const_buffer> pieces;
+  for (const std::string& piece : queue_) {
+    const size_t skip = pieces.empty() ? front_written_ : 0;
+    pieces.push_back(asio::buffer(piece.data() + skip, piece.size() - skip));
+    if (pieces.size() == kPiecesPerWrite) break;
+  }
+  return pieces;
+}
+
+// True when that was all.
+bool Connection::Sent(size_t num_bytes) {
+  num_unsent_ -= num_bytes;
+  num_bytes += front_written_;
+  while (!queue_.empty() && num_bytes >= queue_.front().size()) {
+    num_bytes -= queue_.front().size();
+    queue_.pop_front();
+  }
+  front_written_ = num_bytes;
+  return queue_.empty();
+}
+
+void Connection::WaitAndWrite() {
   is_writing_ = true;
   last_progress_ = std::chrono::steady_clock::now();
   WatchProgress();
-  // Small pieces that gathered behind the one in flight leave together.
-  std::array<asio::const_buffer, 16> buffers;
-  size_t num_buffers = 0;
-  for (const std::string& piece : queue_) {
-    const size_t skip = num_buffers == 0 ? front_written_ : 0;
-    buffers[num_buffers++] = asio::buffer(piece.data() + skip, piece.size() - skip);
-    if (num_buffers == buffers.size()) break;
-  }
-  const std::vector<asio::const_buffer> used(buffers.begin(), buffers.begin() + num_buffers);
-  socket_.async_write_some(used, [self = shared_from_this()](const error_code& ec, size_t n) {
-    self->is_writing_ = false;
-    if (self->phase_ == Phase::kClosed) return;
-    if (ec) {
-      self->ClientGone(ec.message());
-      return;
-    }
-    self->num_unsent_ -= n;
-    n += self->front_written_;
-    while (!self->queue_.empty() && n >= self->queue_.front().size()) {
-      n -= self->queue_.front().size();
-      self->queue_.pop_front();
-    }
-    self->front_written_ = n;
-    if (!self->queue_.empty()) {
-      self->WriteSome();
-    } else {
-      self->OnDrained();
-    }
-  });
+  socket_.async_write_some(UnsentPieces(),
+                           [self = shared_from_this()](const error_code& ec, size_t n) {
+                             self->is_writing_ = false;
+                             if (self->phase_ == Phase::kClosed) return;
+                             if (ec) {
+                               self->ClientGone(ec.message());
+                             } else if (self->Sent(n)) {
+                               self->OnDrained();
+                             } else {
+                               self->Flush();
+                             }
+                           });
 }
 
 // Ends a connection whose write has not moved for the whole period.
