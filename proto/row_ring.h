@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define TWINSPARK_ROW_RING_MAGIC 0x31474E5252535754ull /* "TWSRRNG1" */
-#define TWINSPARK_ROW_RING_VERSION 1u
+#define TWINSPARK_ROW_RING_VERSION 2u
 #define TWINSPARK_ROW_RING_MAX_LAYERS 4
 #define TWINSPARK_ROW_RING_MAX_COLUMNS 64
 #define TWINSPARK_ROW_RING_UNIT 64u       /* records and payloads start on multiples of this */
@@ -77,7 +77,8 @@ struct RowRingHeader {
   uint64_t small_slab_bytes; /* all layers of one slab */
   uint64_t large_slab_bytes;
   uint64_t slabs_bytes; /* size of the second memfd */
-  uint8_t pad0[72];
+  uint32_t wants_hints; /* 0: prefetch records would be read for nothing */
+  uint8_t pad0[68];
 
   /* Service's words. */
   uint64_t heartbeat; /* + 1 every 10 ms */

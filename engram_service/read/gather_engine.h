@@ -81,6 +81,9 @@ class GatherEngine {
   // Drops the owner's jobs without reporting them; their destinations are not touched any more.
   void Cancel(uint64_t owner);
 
+  // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs join
+  // its reads while they are on their way.
+  bool reads_ahead() const { return cache_ != nullptr || reader_.event_fd() >= 0; }
   bool idle() const { return num_jobs_ == 0 && blocks_in_flight_.empty(); }
   size_t num_jobs() const { return num_jobs_; }
   // When Poll has something to do without any read finishing: the nearest deadline or retry;

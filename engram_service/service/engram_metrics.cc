@@ -76,6 +76,8 @@ void EngramMetrics::Update() {
       b.data_errors);
   add("dsv_engram_late_total", "Layers whose rows were not there at the deadline", e.timeouts,
       b.timeouts);
+  add("dsv_engram_hints_total", "Hints of workers taken up: rows read ahead", now.sessions.hints,
+      last_.sessions.hints);
   add("dsv_engram_dropped_hints_total", "Hints dropped under load", now.sessions.dropped_hints,
       last_.sessions.dropped_hints);
   for (size_t order = 2; order <= kMaxNgram; ++order) {

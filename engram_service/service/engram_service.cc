@@ -332,6 +332,7 @@ void EngramServiceImpl::FillStatus(const Serving& serving, pb::StatusReply* repl
   reply->set_last_error(stats.engine.last_error);
   reply->set_reads(stats.engine.reads);
   reply->set_rows_deduplicated(stats.engine.rows_deduplicated);
+  reply->set_hints(stats.sessions.hints);
   reply->set_dropped_prefetches(stats.sessions.dropped_hints);
   reply->set_slab_bytes(stats.slab_bytes);
   reply->set_cache_bytes(stats.engine.cache_bytes);

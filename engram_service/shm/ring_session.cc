@@ -22,6 +22,7 @@ namespace twinspark::engram {
 namespace {
 
 constexpr std::array<uint32_t, kNumClasses> kMaxActive = {8, 2, 4};
+constexpr size_t kHints = 2;  // whose place in kMaxActive hints take
 constexpr uint32_t kSmallSlabs = 64;
 constexpr uint32_t kLargeSlabs = 4;
 constexpr int kRecordsPerTurn = 32;
@@ -64,6 +65,7 @@ uint32_t StateOf(GatherStatus status) {
 
 absl::StatusOr<std::unique_ptr<RingSession>> RingSession::Create(uint64_t attach_epoch,
                                                                  const TableSet& tables,
+                                                                 bool wants_hints,
                                                                  const RowAttachRequest& request) {
   if (request.max_round_rows < 1 || request.max_round_rows > kMaxStepRows ||
       request.max_chunk_rows < request.max_round_rows || request.max_chunk_rows > kMaxStepRows) {
@@ -90,6 +92,7 @@ absl::StatusOr<std::unique_ptr<RingSession>> RingSession::Create(uint64_t attach
   h.num_large_slabs = kLargeSlabs;
   h.large_slab_tokens = request.max_chunk_rows;
   h.ring_bytes = TWINSPARK_ROW_RING_BYTES;
+  h.wants_hints = wants_hints ? 1 : 0;
   h.lines_offset = sizeof(RowRingHeader);
   h.ring_offset = h.lines_offset + h.num_lines * sizeof(RowCompletion);
   h.control_bytes = h.ring_offset + h.ring_bytes;
@@ -167,15 +170,19 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
     return false;  // nowhere to report it
   }
   const auto refuse = [&](uint32_t state) {
+    if (!gather) {
+      ++stats.dropped_hints;
+      return true;
+    }
     ++stats.refused;
-    if (gather) Report(record, state);
+    Report(record, state);
     return true;
   };
   if (record.attach_epoch != attach_epoch_) return refuse(kRowStaleEpoch);
-  if (active_[record.priority] >= kMaxActive[record.priority]) {
-    if (!gather) ++stats.dropped_hints;
-    return refuse(kRowBusy);
-  }
+  // However urgent a hint is read, it takes no request's place.
+  const size_t bound = gather ? record.priority : kHints;
+  if (active_[bound] >= kMaxActive[bound]) return refuse(kRowBusy);
+  if (!gather && !engine.reads_ahead()) return refuse(kRowBusy);
   accepted.taken_ns = MonotonicNs();
   GatherJob job;
   absl::Status parsed = ParsePayload(record, payload_, job.windows);
@@ -194,14 +201,15 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
   job.layers = record.layers;
   job.priority = record.priority;
   job.deadline_ns = gather ? static_cast<int64_t>(record.deadline_ns) : 0;
-  ++active_[record.priority];
+  ++active_[bound];
+  stats.hints += gather ? 0 : 1;
   if (gather) slab_busy_[record.slab] = true;
   uint32_t layers_left = record.layers;
-  job.done = [this, accepted, gather, layers_left, &stats](int layer_idx, GatherStatus status,
-                                                           const std::string& error) mutable {
+  job.done = [this, accepted, bound, gather, layers_left, &stats](
+                 int layer_idx, GatherStatus status, const std::string& error) mutable {
     layers_left &= ~(1u << layer_idx);
     if (layers_left == 0) {
-      --active_[accepted.record.priority];
+      --active_[bound];
       if (gather) slab_busy_[accepted.record.slab] = false;
     }
     if (status != GatherStatus::kOk) {

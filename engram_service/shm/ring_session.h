@@ -25,6 +25,7 @@ struct SessionStats {
   uint64_t tokens = 0;
   uint64_t refused = 0;  // bad, stale or over a bound
   uint64_t errors = 0;   // layers that failed or timed out
+  uint64_t hints = 0;    // taken up
   uint64_t dropped_hints = 0;
 };
 
@@ -33,6 +34,7 @@ class RingSession {
   // Makes the shared memory for an accepted handshake.
   static absl::StatusOr<std::unique_ptr<RingSession>> Create(uint64_t attach_epoch,
                                                              const TableSet& tables,
+                                                             bool wants_hints,
                                                              const RowAttachRequest& request);
 
   uint64_t attach_epoch() const { return attach_epoch_; }

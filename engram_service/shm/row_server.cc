@@ -300,7 +300,7 @@ void RowServer::Handshake(Client& client) {
   std::string refusal = Refusal(request);
   std::unique_ptr<RingSession> session;
   if (refusal.empty()) {
-    auto created = RingSession::Create(++next_epoch_, tables_, request);
+    auto created = RingSession::Create(++next_epoch_, tables_, engine_->reads_ahead(), request);
     if (created.ok()) {
       session = *std::move(created);
     } else {

@@ -36,6 +36,9 @@ class WatchedRows : public RowSource {
  public:
   explicit WatchedRows(RowSource& inner) : inner_(inner) {}
   absl::Status Request(std::span<const RowRange> ranges, RowClass row_class) override;
+  void Hint(std::span<const RowRange> ranges, RowClass row_class) override {
+    inner_.Hint(ranges, row_class);
+  }
   absl::StatusOr<EngramRows> Rows(int module_idx) override;
 
  private:

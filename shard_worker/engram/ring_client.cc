@@ -57,6 +57,13 @@ uint64_t RoundUpToUnit(uint64_t value) {
   return (value + kUnit - 1) / kUnit * kUnit;
 }
 
+uint64_t PayloadBytes(std::span<const RowRange> ranges) {
+  uint64_t num_ids = 0;
+  for (const RowRange& range : ranges)
+    num_ids += range.history.size() + range.ids.size();
+  return ranges.size() * sizeof(RowSequence) + num_ids * 4 + (num_ids + 7) / 8;
+}
+
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
 }
@@ -284,14 +291,25 @@ absl::Status RingClient::Submit(std::span<const RowRange> ranges, RowClass row_c
   return Push(record, ranges);
 }
 
-absl::Status RingClient::Hint(std::span<const RowRange> ranges) {
-  RETURN_IF_ERROR(ended_);
+bool RingClient::Hint(std::span<const RowRange> ranges, RowClass row_class) {
+  const RowRingHeader& h = header_copy_;
+  if (!ended_.ok() || h.wants_hints == 0) return false;
+  const uint64_t tail =
+      std::atomic_ref<uint64_t>(shared_header().tail).load(std::memory_order_acquire);
+  const uint64_t payload_bytes = PayloadBytes(ranges);
+  uint64_t num_tokens = 0;
+  for (const RowRange& range : ranges)
+    num_tokens += range.ids.size();
+  // Half of the ring is kept for requests: they must never wait for a hint.
+  if (num_tokens == 0 || num_tokens > h.large_slab_tokens ||
+      head_ - tail + 2 * (kUnit + RoundUpToUnit(payload_bytes)) > h.ring_bytes / 2) {
+    return false;
+  }
   RowRequest record = {};
   record.id = next_id_++;
   record.op = kRowOpPrefetch;
-  record.priority = kRowClassHint;
-  const absl::Status pushed = Push(record, ranges);
-  return absl::IsUnavailable(pushed) && ended_.ok() ? absl::OkStatus() : pushed;
+  record.priority = static_cast<uint8_t>(row_class);
+  return Push(record, ranges).ok();
 }
 
 absl::Status RingClient::Push(RowRequest record, std::span<const RowRange> ranges) {
@@ -302,8 +320,7 @@ absl::Status RingClient::Push(RowRequest record, std::span<const RowRange> range
     num_ids += range.history.size() + range.ids.size();
     num_tokens += range.ids.size();
   }
-  const uint64_t payload_bytes =
-      ranges.size() * sizeof(RowSequence) + num_ids * 4 + (num_ids + 7) / 8;
+  const uint64_t payload_bytes = PayloadBytes(ranges);
   const uint64_t whole = kUnit + RoundUpToUnit(payload_bytes);
   RowRingHeader& shared = shared_header();
   const uint64_t tail = std::atomic_ref<uint64_t>(shared.tail).load(std::memory_order_acquire);

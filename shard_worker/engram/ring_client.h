@@ -49,8 +49,9 @@ class RingClient {
 
   // Starts reading the rows of all layers. Replaces the request before.
   absl::Status Submit(std::span<const RowRange> ranges, RowClass row_class);
-  // A hint that these rows will be wanted; dropped without an error when the ring is full.
-  absl::Status Hint(std::span<const RowRange> ranges);
+  // A hint that these rows will be wanted. False when it was not given: the service has no use for
+  // hints, they are more tokens than a slab holds, or the ring would be more than half full.
+  bool Hint(std::span<const RowRange> ranges, RowClass row_class);
   // Rows of one layer of the last request; they hold until their slab is reused, which is not
   // before the next Submit.
   absl::StatusOr<EngramRows> Wait(int layer_idx);

@@ -177,9 +177,11 @@ absl::StatusOr<EngramRows> RowClient::Rows(int module_idx) {
   return rows;
 }
 
-void RowClient::Hint(std::span<const RowRange> ranges) {
+void RowClient::Hint(std::span<const RowRange> ranges, RowClass row_class) {
   // A hint that cannot be given is no error; the request that follows reports what is wrong.
-  if (transport_->ring != nullptr) transport_->ring->Hint(ranges).IgnoreError();
+  if (transport_->ring == nullptr || !transport_->ring->Hint(ranges, row_class)) return;
+  const std::lock_guard lock(mutex_);
+  ++state_.hints;
 }
 
 absl::Status RowClient::CheckAlive() {

@@ -40,6 +40,7 @@ struct RowClientState {
   uint64_t late = 0;  // requests whose rows were not there when the model wanted them
   uint64_t wait_us_total = 0;
   uint64_t wait_us_max = 0;
+  uint64_t hints = 0;  // given to the service
   uint64_t errors = 0;
   std::string last_error;
 };
@@ -53,9 +54,9 @@ class RowClient : public RowSource {
   ~RowClient() override;
 
   absl::Status Request(std::span<const RowRange> ranges, RowClass row_class) override;
+  // Told to a service that has a use for it and whose ring is not half full; else forgotten.
+  void Hint(std::span<const RowRange> ranges, RowClass row_class) override;
   absl::StatusOr<EngramRows> Rows(int module_idx) override;
-  // Tells the service what will be wanted soon (a queued prompt, the next chunk, drafts).
-  void Hint(std::span<const RowRange> ranges);
 
   RowClientState state() const;
   // Whether the row service still lives, for the worker that has nothing to do: call it every 100

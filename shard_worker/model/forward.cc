@@ -55,6 +55,9 @@ int64_t ScratchBytes(const ModelConfig& c,
                                          static_cast<int>(b.ffn.experts.size()));
     for (const LinearWeights& weights : b.ffn.matrices)
       experts += linear(weights, std::min(bounds.rows, chosen_rows));
+    largest = std::max(largest,
+                       RouterScratchBytesCpu(bounds.rows, c.hidden_size,
+                                             static_cast<int>(b.ffn.experts.size()), num_threads));
     if (b.engram) largest = std::max(largest, linear(b.engram->wkv, bounds.rows));
     largest = std::max({largest, inputs, queries, groups, outputs, experts});
   };
@@ -111,8 +114,11 @@ Forward::Forward(const ModelConfig& config,
 // ------------------------------------------------------------------------------------------------
 // 3.1 Top level
 
-absl::Status Forward::Run(std::span<Segment> segments, RowClass row_class) {
+absl::Status Forward::Run(std::span<Segment> segments,
+                          RowClass row_class,
+                          std::span<const Segment> next) {
   RETURN_IF_ERROR(Prepare(segments, row_class));
+  HintRows(next, RowClass::kBulk);
   Embed(segments);
   for (int layer = 0; layer < c_.num_layers; ++layer) {
     const LayerTopology& topology = c_.layers[static_cast<size_t>(layer)];
@@ -131,6 +137,39 @@ absl::Status Forward::Run(std::span<Segment> segments, RowClass row_class) {
   return absl::OkStatus();
 }
 
+// The rows of `segments` with the ids before them. The ranges hold until the next call.
+void Forward::FillRowRanges(std::span<const Segment> segments) {
+  row_ranges_.clear();
+  dead_.clear();
+  size_t num_dead = 0;
+  for (const Segment& s : segments)
+    num_dead += static_cast<size_t>(s.num_rows()) + 3;
+  dead_.reserve(num_dead);  // spans into it must stay
+  for (const Segment& s : segments) {
+    RowRange range;
+    range.slot = s.slot;
+    range.first_position = s.first_position;
+    const int64_t history = std::min<int64_t>(3, s.first_position);
+    range.history =
+        std::span(s.sequence->ids)
+            .subspan(static_cast<size_t>(s.first_position - history), static_cast<size_t>(history));
+    range.ids = s.ids;
+    if (!s.sequence->image_mask.empty()) {
+      const size_t begin = dead_.size();
+      for (int64_t p = s.first_position - history; p < s.first_position + s.num_rows(); ++p)
+        dead_.push_back(s.sequence->IsImage(p) ? 1 : 0);
+      range.dead = std::span(dead_).subspan(begin);
+    }
+    row_ranges_.push_back(range);
+  }
+}
+
+void Forward::HintRows(std::span<const Segment> next, RowClass row_class) {
+  if (next.empty() || rows_ == nullptr || c_.engram_layer_ids.empty()) return;
+  FillRowRanges(next);
+  rows_->Hint(row_ranges_, row_class);
+}
+
 absl::Status Forward::Prepare(std::span<Segment> segments, RowClass row_class) {
   tables_.Build(segments, cache_);
   t_ = tables_.num_rows;
@@ -139,26 +178,7 @@ absl::Status Forward::Prepare(std::span<Segment> segments, RowClass row_class) {
 
   // Rows of the Engram tables are asked for first: they are needed only after the first layer.
   if (!c_.engram_layer_ids.empty()) {
-    row_ranges_.clear();
-    dead_.clear();
-    dead_.reserve(static_cast<size_t>(t_) + 3 * segments.size());
-    for (const Segment& s : segments) {
-      RowRange range;
-      range.slot = s.slot;
-      range.first_position = s.first_position;
-      const int64_t history = std::min<int64_t>(3, s.first_position);
-      range.history = std::span(s.sequence->ids)
-                          .subspan(static_cast<size_t>(s.first_position - history),
-                                   static_cast<size_t>(history));
-      range.ids = s.ids;
-      if (!s.sequence->image_mask.empty()) {
-        const size_t begin = dead_.size();
-        for (int64_t p = s.first_position - history; p < s.first_position + s.num_rows(); ++p)
-          dead_.push_back(s.sequence->IsImage(p) ? 1 : 0);
-        range.dead = std::span(dead_).subspan(begin);
-      }
-      row_ranges_.push_back(range);
-    }
+    FillRowRanges(segments);
     const int64_t start = NowUs();
     RETURN_IF_ERROR(rows_->Request(row_ranges_, row_class));
     engram_wait_us_ += NowUs() - start;

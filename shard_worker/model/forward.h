@@ -61,7 +61,13 @@ class Forward {
 
   // All layers for all rows of the segments, logits for those that want them, draft context rows.
   // Row order = segment order. Writes caches at the rows' absolute positions only.
-  absl::Status Run(std::span<Segment> segments, RowClass row_class);
+  // `next` are rows that a later Run will probably be about: a hint to the row source, given as
+  // soon as the rows of this one have been asked for.
+  absl::Status Run(std::span<Segment> segments,
+                   RowClass row_class,
+                   std::span<const Segment> next = {});
+  // The same hint outside of Run.
+  void HintRows(std::span<const Segment> next, RowClass row_class);
 
   // Results of the last Run.
   ConstTensorView streams();  // [rows, C * d]: the final residual streams
@@ -160,6 +166,8 @@ class Forward {
   ForwardObserver* observer_ = nullptr;
   LayerHook layer_hook_;
   SharedTrace trace_;
+  void FillRowRanges(std::span<const Segment> segments);
+
   std::vector<RowRange> row_ranges_;
   std::vector<uint8_t> dead_;
   std::vector<std::byte> gathered_rows_;

@@ -18,6 +18,7 @@
 #include "kernels/ops/ops.h"
 #include "shard_worker/model/forward.h"
 #include "shard_worker/model/kv_cache.h"
+#include "shard_worker/model/row_hints.h"
 #include "shard_worker/model/sequence_state.h"
 #include "shard_worker/model/weight_loader.h"
 
@@ -113,6 +114,8 @@ class Model::Impl {
   void AddPromptLogprobs(Work& work, const ConstTensorView& logits, int64_t first_position);
   void Accept(Work& work, std::span<const int32_t> tokens, size_t first_row);
   absl::Status MakeDrafts(std::span<Work> works);
+  void HintNextRound(std::span<const Work> works,
+                     Segment (*rows_of)(int slot, const SequenceState& sequence));
   absl::StatusOr<const uint8_t*> Mask(int32_t mask_id) const;
 
   std::vector<int32_t> chosen_;
@@ -323,7 +326,9 @@ absl::StatusOr<StepResult> Model::Impl::RunStep(const StepPlan& plan) {
   RETURN_IF_ERROR(RunWorks(works, row_class, digest.get(), result));
   result.residual_digest = XXH64_digest(digest.get());
   const int64_t start = NowUs();
+  HintNextRound(works, AnchorRow);
   RETURN_IF_ERROR(MakeDrafts(works));
+  HintNextRound(works, DraftRows);
   result.timings.draft_us = NowUs() - start;
   result.shared_digest = forward_->trace().digest();
   result.timings.engram_wait_us = forward_->engram_wait_us();
@@ -337,7 +342,8 @@ absl::Status Model::Impl::RunBatch(std::span<Work*> works,
                                    XXH64_state_t* digest,
                                    StepResult& result) {
   const int64_t start = NowUs();
-  RETURN_IF_ERROR(forward_->Run(segments, row_class));
+  const std::vector<Segment> next = RowsAfter(segments, options_.limits.max_step_rows);
+  RETURN_IF_ERROR(forward_->Run(segments, row_class, next));
   const ConstTensorView streams = forward_->streams();
   XXH64_update(digest, streams.data,
                static_cast<size_t>(streams.rows * streams.cols) * DTypeBytes(streams.dtype));
@@ -506,6 +512,18 @@ void Model::Impl::Accept(Work& work, std::span<const int32_t> tokens, size_t fir
   }
 }
 
+// Of every sequence that goes on: the rows named by `rows_of`.
+void Model::Impl::HintNextRound(std::span<const Work> works,
+                                Segment (*rows_of)(int slot, const SequenceState& sequence)) {
+  std::vector<Segment> next;
+  for (const Work& work : works) {
+    if (work.result->tokens.empty()) continue;
+    const Segment rows = rows_of(work.slot, *work.sequence);
+    if (!rows.ids.empty()) next.push_back(rows);
+  }
+  forward_->HintRows(next, RowClass::kAhead);
+}
+
 absl::Status Model::Impl::MakeDrafts(std::span<Work> works) {
   std::vector<DraftRequest> requests;
   std::vector<Work*> asked;
@@ -640,6 +658,8 @@ absl::Status Model::Open(const OpenSequence& open) {
   sequence.drafts_allowed = open.drafts_allowed;
   sequence.num_prompt_logprobs = open.num_prompt_logprobs;
   sequence.SetSampling(open.sampling);
+  const Segment first = FirstRows(open.slot, sequence, impl_->options_.limits.max_step_rows);
+  impl_->forward_->HintRows(std::span(&first, 1), RowClass::kAhead);
   return absl::OkStatus();
 }
 

@@ -34,7 +34,8 @@ struct EngramRows {
   const uint8_t* scales = nullptr;  // e8m0 [tokens][owned columns][engram_head_dim / 32]
 };
 
-enum class RowClass : uint8_t { kDecode = 0, kBulk = 1 };
+// How urgent a request or hint is. kAhead is for hints only: it gives way to everything else.
+enum class RowClass : uint8_t { kDecode = 0, kBulk = 1, kAhead = 2 };
 
 class RowSource {
  public:
@@ -42,6 +43,10 @@ class RowSource {
 
   // Starts reading for all Engram layers; the ranges are copied. Replaces the request before.
   virtual absl::Status Request(std::span<const RowRange> ranges, RowClass row_class) = 0;
+
+  // Rows that will probably be asked for soon and may be read ahead; the ranges are copied. Bounded
+  // and dropped first: no error, no wait, and no byte of any row depends on it.
+  virtual void Hint(std::span<const RowRange> /*ranges*/, RowClass /*row_class*/) {}
 
   // Waits for the rows of module `module_idx` (index into engram_layer_ids) of the last request.
   // The pointers hold until the next Request. DEADLINE_EXCEEDED after one second, never zeros.

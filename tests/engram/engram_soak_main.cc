@@ -67,9 +67,10 @@ int RunClient(const TableSet& tables, const std::string& socket, uint64_t seed) 
       id = static_cast<int32_t>(rng.Int(0, rng.OneIn(2) ? 50 : 4095));
     RowRange range;
     range.ids = ids;
-    absl::Status asked;
-    if (rng.OneIn(3)) asked = (*client)->Hint(std::span(&range, 1));
-    if (asked.ok()) asked = (*client)->Submit(std::span(&range, 1), RowClass::kBulk);
+    if (rng.OneIn(3)) {
+      (*client)->Hint(std::span(&range, 1), rng.OneIn(2) ? RowClass::kBulk : RowClass::kAhead);
+    }
+    const absl::Status asked = (*client)->Submit(std::span(&range, 1), RowClass::kBulk);
     if (!asked.ok()) return Lost(asked);
     if (rng.OneIn(20)) return kExitGood;  // leaves with a request on its way
     const SequenceView view{0, 0, ids, {}};

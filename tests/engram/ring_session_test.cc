@@ -33,7 +33,7 @@ class HostileClientTest : public ::testing::Test {
     RowAttachRequest request = {};
     request.max_round_rows = 6;
     request.max_chunk_rows = 40;
-    auto session = RingSession::Create(77, *tables_, request);
+    auto session = RingSession::Create(77, *tables_, true, request);
     ASSERT_TRUE(session.ok()) << session.status();
     session_ = *std::move(session);
     if (control_ != nullptr) munmap(control_, bytes_);

@@ -76,7 +76,7 @@ class NeverReader : public engram::BlockReader {
 // The service in a child process, forked before this process starts any thread.
 class ServiceProcess {
  public:
-  explicit ServiceProcess(const TableSet& tables, bool never_reads = false)
+  explicit ServiceProcess(const TableSet& tables, bool never_reads = false, size_t cache_bytes = 0)
       : socket_("@twinspark-test-" + std::to_string(getpid()) + "-" +
                 std::to_string(++num_started_)) {
     int ready[2];
@@ -88,7 +88,16 @@ class ServiceProcess {
       if (never_reads) reader = std::make_unique<NeverReader>();
       engram::RowServerOptions options;
       options.socket = socket_;
-      auto server = engram::RowServer::Start(tables, std::move(reader), nullptr, options);
+      std::unique_ptr<engram::RowCache> cache;
+      if (cache_bytes > 0) {
+        const auto heads = static_cast<uint32_t>(tables.columns().size() / 3);
+        auto made = engram::RowCache::Create(
+            {heads, 2, tables.table(0).row_weight_bytes(), tables.table(0).row_scale_bytes()},
+            cache_bytes);
+        if (!made.ok()) _exit(1);
+        cache = *std::move(made);
+      }
+      auto server = engram::RowServer::Start(tables, std::move(reader), std::move(cache), options);
       const char ok = server.ok() ? 1 : 0;
       if (write(ready[1], &ok, 1) != 1) _exit(1);
       for (;;)
@@ -220,11 +229,59 @@ TEST_F(RowRingTest, RowsEqualTheReference) {
     const RandomRanges random =
         MakeRanges(rng, bulk ? 1 : static_cast<int>(rng.Int(1, 3)), bulk ? 300 : 2);
     ExpectRightRows(*client, random.ranges, bulk ? RowClass::kBulk : RowClass::kDecode);
+    // Small tables without a cache: the service said that a hint is of no use.
     if (rng.OneIn(4)) {
-      EXPECT_TRUE(client->Hint(random.ranges).ok());
+      EXPECT_FALSE(client->Hint(random.ranges, RowClass::kAhead));
     }
     if (HasFatalFailure()) return;
   }
+}
+
+// Hints before, between and instead of requests, of any class, right and wrong ones, many more than
+// the service takes: every row is still the reference's, and none of them costs a request its
+// place.
+TEST_F(RowRingTest, HintsChangeNoRow) {
+  SeededRng rng(TestSeed(24));
+  const ServiceProcess service(*tables_, /*never_reads=*/false, /*cache_bytes=*/size_t{4} << 20);
+  const auto client = Attach(service.socket());
+  ASSERT_NE(client, nullptr);
+  int given = 0;
+  for (int i = 0; i < 600; ++i) {
+    const bool bulk = rng.OneIn(2);
+    const RandomRanges random =
+        MakeRanges(rng, bulk ? 1 : static_cast<int>(rng.Int(1, 3)), bulk ? 300 : 2);
+    const RandomRanges other = MakeRanges(rng, 1, 300);
+    for (int64_t hints = rng.Int(0, 12); hints > 0; --hints) {
+      const RandomRanges& hinted = rng.OneIn(2) ? random : other;
+      given += client->Hint(hinted.ranges, rng.OneIn(2) ? RowClass::kBulk : RowClass::kAhead);
+    }
+    ExpectRightRows(*client, random.ranges, bulk ? RowClass::kBulk : RowClass::kDecode);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(given, 1000);
+  // Too many tokens for a slab, or none at all, never get into the ring.
+  const std::vector<int32_t> many(301, 5);
+  RowRange large;
+  large.ids = many;
+  EXPECT_FALSE(client->Hint(std::span(&large, 1), RowClass::kBulk));
+  EXPECT_FALSE(client->Hint({}, RowClass::kBulk));
+}
+
+// A service that takes nothing: hints fill at most half of the ring, a request still fits.
+TEST_F(RowRingTest, HintsLeaveRoomForRequests) {
+  const ServiceProcess service(*tables_, /*never_reads=*/true, /*cache_bytes=*/size_t{4} << 20);
+  const auto client = Attach(service.socket());
+  ASSERT_NE(client, nullptr);
+  service.Stop();
+  SeededRng rng(6);
+  const RandomRanges random = MakeRanges(rng, 1, 300);
+  int given = 0;
+  while (given < 100000 && client->Hint(random.ranges, RowClass::kAhead))
+    ++given;
+  EXPECT_GT(given, 100);
+  EXPECT_LT(given, 100000);
+  EXPECT_TRUE(client->Submit(random.ranges, RowClass::kBulk).ok());
+  service.Signal(SIGCONT);
 }
 
 TEST_F(RowRingTest, TwoClientsAtOnce) {
