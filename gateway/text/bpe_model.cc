@@ -1,6 +1,12 @@
-// Merging a long piece works on a doubly linked list of symbols and a heap of candidate pairs. A
-// candidate is stale when either symbol has changed since it was pushed; it is then skipped when
-// popped.
+// Merging works on a doubly linked list of symbols and a heap of candidate pairs. A candidate is
+// stale when either symbol has changed since it was pushed; it is then skipped when popped.
+//
+// A long piece is merged in windows. What makes that exact: let U and V be the ids of two texts u
+// and v. If the last of U and the first of V stand together (their joined bytes give these two ids
+// again), the ids of uv are U followed by V. For the first merge across the border would join
+// symbols inside those two tokens; until then every merge inside them comes in the same order as in
+// their joined bytes alone, lowest rank first, leftmost among equals; so it would happen there too.
+// And the ids of a text, cut between two of them, are the ids of its two parts.
 #include "gateway/text/bpe_model.h"
 
 #include <algorithm>
@@ -42,6 +48,10 @@ absl::StatusOr<BpeModel> BpeModel::Create(
     if (!token_bytes[id].empty()) ids.emplace(token_bytes[id], static_cast<int32_t>(id));
   }
   BpeModel model;
+  for (const std::string& bytes : token_bytes) {
+    model.num_bytes_.push_back(static_cast<uint32_t>(bytes.size()));
+    model.max_token_bytes_ = std::max(model.max_token_bytes_, bytes.size());
+  }
   for (size_t byte = 0; byte < 256; ++byte) {
     const auto it = ids.find(std::string(1, static_cast<char>(byte)));
     if (it == ids.end()) {
@@ -71,12 +81,12 @@ absl::StatusOr<BpeModel> BpeModel::Create(
   return model;
 }
 
-void BpeModel::Encode(std::string_view piece, std::vector<int32_t>* ids) const {
-  if (piece.size() <= kMaxShortBytes) {
-    EncodeShort(piece, ids);
-  } else {
-    EncodeLong(piece, ids);
-  }
+bool BpeModel::Encode(std::string_view piece,
+                      std::vector<int32_t>* ids,
+                      const EncodeBudget& budget) const {
+  if (piece.size() > kMaxShortBytes) return EncodeLong(piece, ids, budget);
+  EncodeShort(piece, ids);
+  return budget.Allows(ids->size());
 }
 
 void BpeModel::EncodeShort(std::string_view piece, std::vector<int32_t>* ids) const {
@@ -109,7 +119,65 @@ void BpeModel::EncodeShort(std::string_view piece, std::vector<int32_t>* ids) co
   ids->insert(ids->end(), symbols.begin(), symbols.begin() + static_cast<ptrdiff_t>(n));
 }
 
-void BpeModel::EncodeLong(std::string_view piece, std::vector<int32_t>* ids) const {
+bool BpeModel::StandTogether(int32_t left, int32_t right, std::string_view joined) const {
+  std::vector<int32_t> ids;
+  if (joined.size() <= kMaxShortBytes) {
+    EncodeShort(joined, &ids);
+  } else {
+    EncodeWhole(joined, &ids);
+  }
+  return ids.size() == 2 && ids[0] == left && ids[1] == right;
+}
+
+// Each window keeps the ids of its first three quarters: more text behind it can only change those
+// near its end. Where it did change an id before the cut, the next window does not stand together
+// with it; then both are one window of twice the size, again from where the first began.
+bool BpeModel::EncodeLong(std::string_view piece,
+                          std::vector<int32_t>* ids,
+                          const EncodeBudget& budget,
+                          size_t window_bytes) const {
+  struct Window {
+    size_t begin;      // in the piece
+    size_t num_ids;    // that were there before it
+    size_t num_bytes;  // that it looked at
+  };
+  std::vector<Window> done;
+  std::vector<int32_t> found;
+  size_t begin = 0;
+  size_t num_bytes = window_bytes;
+  while (begin < piece.size()) {
+    if (!budget.Allows(ids->size())) return false;
+    const std::string_view window = piece.substr(begin, num_bytes);
+    const bool is_last = begin + window.size() == piece.size();
+    found.clear();
+    EncodeWhole(window, &found);
+    if (!done.empty()) {
+      const size_t before = NumBytes(ids->back());
+      const std::string_view joined =
+          piece.substr(begin - before, before + NumBytes(found.front()));
+      if (!StandTogether(ids->back(), found.front(), joined)) {
+        const Window back = done.back();
+        done.pop_back();
+        ids->resize(back.num_ids);
+        begin = back.begin;
+        num_bytes = 2 * std::max(back.num_bytes, num_bytes);
+        continue;
+      }
+    }
+    done.push_back({begin, ids->size(), window.size()});
+    const size_t keep = is_last ? window.size() : window.size() - window.size() / 4;
+    size_t taken = 0;
+    for (size_t i = 0; i < found.size() && (taken < keep); ++i) {
+      ids->push_back(found[i]);
+      taken += NumBytes(found[i]);
+    }
+    begin += taken;
+    num_bytes = window_bytes;
+  }
+  return budget.Allows(ids->size());
+}
+
+void BpeModel::EncodeWhole(std::string_view piece, std::vector<int32_t>* ids) const {
   const int32_t n = static_cast<int32_t>(piece.size());
   std::vector<Symbol> symbols(piece.size());
   for (int32_t i = 0; i < n; ++i) {

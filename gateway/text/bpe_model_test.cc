@@ -1,5 +1,6 @@
-// Goal: the array and the heap merge alike, and a vocabulary with holes is refused. Method: a
-// random merge table over three letters, random pieces.
+// Goal: the array, the heap and the windows merge alike, and a vocabulary with holes is refused.
+// Method: random merge tables over three letters (ranks in any order, so that a cut may well be
+// wrong and be found out), random pieces.
 #include "gateway/text/bpe_model.h"
 
 #include "absl/container/flat_hash_set.h"
@@ -38,10 +39,54 @@ TEST(BpeModel, ArrayAndHeapAgree) {
       }
       std::vector<int32_t> by_array, by_heap;
       model->EncodeShort(piece, &by_array);
-      model->EncodeLong(piece, &by_heap);
+      model->EncodeWhole(piece, &by_heap);
       ASSERT_EQ(by_array, by_heap) << piece;
     }
+    for (int round = 0; round < 200; ++round) {
+      // Runs and repetitions are where a token may depend on one far away.
+      std::string piece, unit;
+      for (int64_t i = rng.Int(1, 5); i > 0; --i)
+        unit.push_back(static_cast<char>(rng.Int('a', 'c')));
+      for (int64_t i = rng.Int(1, 600); i > 0; --i) {
+        if (round % 2 == 0) piece += unit;
+        piece.push_back(static_cast<char>(rng.Int('a', round % 4 == 0 ? 'a' : 'c')));
+      }
+      std::vector<int32_t> whole;
+      model->EncodeWhole(piece, &whole);
+      for (const size_t window : {1, 2, 7, 16, 100, 4096}) {
+        std::vector<int32_t> by_window = {7};
+        ASSERT_TRUE(model->EncodeLong(piece, &by_window, {}, window));
+        by_window.erase(by_window.begin());
+        ASSERT_EQ(by_window, whole) << window << " " << piece;
+      }
+    }
   }
+}
+
+TEST(BpeModel, GivesUpInTheMiddleOfAPiece) {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte)
+    tokens.emplace_back(1, static_cast<char>(byte));
+  tokens.push_back("aa");
+  const std::vector<std::pair<std::string, std::string>> merges = {{"a", "a"}};
+  const absl::StatusOr<BpeModel> model = BpeModel::Create(tokens, merges);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->max_token_bytes(), 2u);
+  const std::string piece(1 << 20, 'a');
+  std::vector<int32_t> ids;
+  EncodeBudget budget;
+  budget.max_ids = 5000;
+  EXPECT_FALSE(model->Encode(piece, &ids, budget));
+  EXPECT_LE(ids.size(), 5000 + BpeModel::kWindowBytes) << "it stops within a window";
+  ids.clear();
+  std::atomic<bool> gone{true};
+  budget.max_ids = SIZE_MAX;
+  budget.cancelled = &gone;
+  EXPECT_FALSE(model->Encode(piece, &ids, budget));
+  EXPECT_TRUE(ids.empty());
+  gone = false;
+  EXPECT_TRUE(model->Encode(piece, &ids, budget));
+  EXPECT_EQ(ids, std::vector<int32_t>(piece.size() / 2, 256));
 }
 
 TEST(BpeModel, RefusesHoles) {

@@ -29,7 +29,7 @@ bool IsCjk(uint32_t c) {
 
 }  // namespace
 
-void PreTokenizer::Split(std::string_view text, std::vector<std::string_view>* pieces) const {
+bool PreTokenizer::Split(std::string_view text, Taker take) const {
   size_t start = 0;  // of the text since the last number
   size_t pos = 0;
   while (pos < text.size()) {
@@ -38,36 +38,37 @@ void PreTokenizer::Split(std::string_view text, std::vector<std::string_view>* p
       pos += cp.length;
       continue;
     }
-    if (pos > start) SplitCjk(text.substr(start, pos - start), pieces);
+    if (pos > start && !SplitCjk(text.substr(start, pos - start), take)) return false;
     size_t end = pos + cp.length;
     for (int n = 1; n < 3 && end < text.size(); ++n) {
       const CodePoint next = DecodeUtf8(text, end);
       if (classes_.Of(next.value) != CharClass::kNumber) break;
       end += next.length;
     }
-    pieces->push_back(text.substr(pos, end - pos));  // neither rule 2 nor rule 3 cuts digits
+    // Neither rule 2 nor rule 3 cuts digits.
+    if (!take(text.substr(pos, end - pos))) return false;
     start = pos = end;
   }
-  if (pos > start) SplitCjk(text.substr(start), pieces);
+  return pos == start || SplitCjk(text.substr(start), take);
 }
 
-void PreTokenizer::SplitCjk(std::string_view text, std::vector<std::string_view>* pieces) const {
+bool PreTokenizer::SplitCjk(std::string_view text, Taker take) const {
   size_t start = 0;
   size_t pos = 0;
   bool in_run = false;
   while (pos < text.size()) {
     const CodePoint cp = DecodeUtf8(text, pos);
     if (IsCjk(cp.value) != in_run) {
-      if (pos > start) SplitWords(text.substr(start, pos - start), pieces);
+      if (pos > start && !SplitWords(text.substr(start, pos - start), take)) return false;
       start = pos;
       in_run = !in_run;
     }
     pos += cp.length;
   }
-  if (pos > start) SplitWords(text.substr(start), pieces);
+  return pos == start || SplitWords(text.substr(start), take);
 }
 
-void PreTokenizer::SplitWords(std::string_view text, std::vector<std::string_view>* pieces) const {
+bool PreTokenizer::SplitWords(std::string_view text, Taker take) const {
   size_t start = 0;  // of a stretch where nothing matched
   size_t pos = 0;
   while (pos < text.size()) {
@@ -76,11 +77,11 @@ void PreTokenizer::SplitWords(std::string_view text, std::vector<std::string_vie
       pos += DecodeUtf8(text, pos).length;
       continue;
     }
-    if (pos > start) pieces->push_back(text.substr(start, pos - start));
-    pieces->push_back(text.substr(pos, end - pos));
+    if (pos > start && !take(text.substr(start, pos - start))) return false;
+    if (!take(text.substr(pos, end - pos))) return false;
     start = pos = end;
   }
-  if (pos > start) pieces->push_back(text.substr(start));
+  return pos == start || take(text.substr(start));
 }
 
 size_t PreTokenizer::SkipRun(std::string_view text, size_t pos, unsigned mask) const {

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+
 #include "gateway/text/unicode_class.h"
 
 namespace twinspark::gateway {
@@ -20,14 +22,23 @@ inline constexpr std::string_view kSplitWords =
 // Immutable; thread-safe.
 class PreTokenizer {
  public:
-  // Appends the pieces of `text` in order; they cover it completely. Invalid UTF-8 does no harm: a
-  // broken byte counts as an unassigned code point.
-  void Split(std::string_view text, std::vector<std::string_view>* pieces) const;
+  // Takes one piece; false = no more are wanted.
+  using Taker = absl::FunctionRef<bool(std::string_view piece)>;
+
+  // Gives the pieces of `text` in order; they cover it completely. False when `take` ended it.
+  // Invalid UTF-8 does no harm: a broken byte counts as an unassigned code point.
+  bool Split(std::string_view text, Taker take) const;
+  void Split(std::string_view text, std::vector<std::string_view>* pieces) const {
+    Split(text, [pieces](std::string_view piece) {
+      pieces->push_back(piece);
+      return true;
+    });
+  }
 
  private:
   // Each rule cuts a piece of the rule before it.
-  void SplitCjk(std::string_view text, std::vector<std::string_view>* pieces) const;
-  void SplitWords(std::string_view text, std::vector<std::string_view>* pieces) const;
+  bool SplitCjk(std::string_view text, Taker take) const;
+  bool SplitWords(std::string_view text, Taker take) const;
   // End of the match of rule 3 that starts at `pos`, or `pos` when none does.
   size_t MatchWord(std::string_view text, size_t pos) const;
   // End of the maximal run from `pos` of code points whose class is in `mask` (1 << CharClass).

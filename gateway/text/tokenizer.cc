@@ -52,12 +52,15 @@ Tokenizer::Tokenizer(BpeModel bpe,
                      std::vector<AddedToken> added)
     : bpe_(std::move(bpe)),
       token_bytes_(std::move(token_bytes)),
-      num_base_tokens_(static_cast<int32_t>(token_bytes_.size())) {
+      num_base_tokens_(static_cast<int32_t>(token_bytes_.size())),
+      max_token_bytes_(bpe_.max_token_bytes()) {
   for (AddedToken& token : added) {
     const size_t id = static_cast<size_t>(token.id);
     if (id >= token_bytes_.size()) token_bytes_.resize(id + 1);
     if (is_added_.size() < token_bytes_.size()) is_added_.resize(token_bytes_.size());
     is_added_[id] = true;
+    max_token_bytes_ = std::max(max_token_bytes_, token.text.size());
+    if (!token.text.empty()) begins_added_[static_cast<uint8_t>(token.text.front())] = true;
     uint32_t node = 0;
     for (const char c : token.text) {
       const uint64_t edge = static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(c);
@@ -72,23 +75,24 @@ Tokenizer::Tokenizer(BpeModel bpe,
   is_added_.resize(token_bytes_.size());
 }
 
-void Tokenizer::EncodePlain(std::string_view text, std::vector<int32_t>* ids) const {
-  std::vector<std::string_view> pieces;
-  pre_tokenizer_.Split(text, &pieces);
-  ids->reserve(ids->size() + pieces.size());
-  for (const std::string_view piece : pieces) {
-    if (piece.size() > PieceCache::kMaxPieceBytes) {
-      bpe_.Encode(piece, ids);
-      continue;
-    }
-    if (cache_.Lookup(piece, ids)) continue;
+bool Tokenizer::EncodePlain(std::string_view text,
+                            std::vector<int32_t>* ids,
+                            const EncodeBudget& budget) const {
+  if (!budget.Allows(ids->size() + FewestIds(text.size()))) return false;
+  return pre_tokenizer_.Split(text, [&](std::string_view piece) {
+    if (piece.size() > PieceCache::kMaxPieceBytes) return bpe_.Encode(piece, ids, budget);
+    if (cache_.Lookup(piece, ids)) return budget.Allows(ids->size());
     const size_t before = ids->size();
     bpe_.Encode(piece, ids);
     cache_.Store(piece, ids->data() + before, ids->data() + ids->size());
-  }
+    return budget.Allows(ids->size());
+  });
 }
 
-void Tokenizer::EncodeParse(std::string_view text, std::vector<int32_t>* ids) const {
+bool Tokenizer::EncodeParse(std::string_view text,
+                            std::vector<int32_t>* ids,
+                            const EncodeBudget& budget) const {
+  if (!budget.Allows(ids->size() + FewestIds(text.size()))) return false;
   size_t start = 0;
   size_t pos = 0;
   while (pos < text.size()) {
@@ -97,15 +101,16 @@ void Tokenizer::EncodeParse(std::string_view text, std::vector<int32_t>* ids) co
       ++pos;
       continue;
     }
-    EncodePlain(text.substr(start, pos - start), ids);
+    if (!EncodePlain(text.substr(start, pos - start), ids, budget)) return false;
     ids->push_back(id);
     start = pos = pos + length;
   }
-  EncodePlain(text.substr(start), ids);
+  return EncodePlain(text.substr(start), ids, budget);
 }
 
 std::pair<int32_t, size_t> Tokenizer::MatchAdded(std::string_view text, size_t pos) const {
   std::pair<int32_t, size_t> best = {-1, 0};
+  if (!begins_added_[static_cast<uint8_t>(text[pos])]) return best;
   uint32_t node = 0;
   for (size_t i = pos; i < text.size(); ++i) {
     const auto it = trie_.find(static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(text[i]));

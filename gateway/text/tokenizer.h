@@ -3,6 +3,7 @@
 // spelling, never by number, so that the demo model's small vocabulary works like the released one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 
 #include "gateway/text/bpe_model.h"
+#include "gateway/text/encode_budget.h"
 #include "gateway/text/piece_cache.h"
 #include "gateway/text/pre_tokenizer.h"
 
@@ -41,10 +43,18 @@ class Tokenizer {
   int32_t num_base_tokens() const { return num_base_tokens_; }
 
   // Appends the ids of `text` taken as ordinary text: a spelling like "</think>" becomes letters.
-  // `text` should be valid UTF-8; nothing breaks when it is not.
-  void EncodePlain(std::string_view text, std::vector<int32_t>* ids) const;
+  // `text` should be valid UTF-8; nothing breaks when it is not. False when `budget` ended it
+  // early, with some of the ids appended (none, where the length of the text alone says that they
+  // are too many).
+  bool EncodePlain(std::string_view text,
+                   std::vector<int32_t>* ids,
+                   const EncodeBudget& budget = {}) const;
   // The same, but spellings of added tokens become those tokens (leftmost, then longest).
-  void EncodeParse(std::string_view text, std::vector<int32_t>* ids) const;
+  bool EncodeParse(std::string_view text,
+                   std::vector<int32_t>* ids,
+                   const EncodeBudget& budget = {}) const;
+  // No text of `num_bytes` bytes has fewer ids than this.
+  size_t FewestIds(size_t num_bytes) const { return num_bytes / max_token_bytes_; }
 
   // The bytes of a token; the spelling of an added one; empty for ids that do not exist.
   std::string_view TokenBytes(int32_t id) const;
@@ -67,6 +77,8 @@ class Tokenizer {
   std::vector<std::string> token_bytes_;
   std::vector<bool> is_added_;
   int32_t num_base_tokens_ = 0;
+  size_t max_token_bytes_ = 1;            // of added tokens too
+  std::array<bool, 256> begins_added_{};  // first bytes of their spellings
   absl::flat_hash_map<std::string, int32_t> added_ids_;
   // Trie of the spellings: (node << 8 | byte) to node; node_ids_[node] is the token that ends
   // there.

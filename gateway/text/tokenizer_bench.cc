@@ -1,5 +1,5 @@
 // Speed of encoding in MB/s on one core: mixed text (English, code, Chinese), once with every piece
-// new and once with the cache warm, and one long piece without a space.
+// new and once with the cache warm, and long pieces of three lengths.
 //   tokenizer_bench [--smoke] [tokenizer.json]   (default: the demo model's)
 #include "gateway/text/tokenizer.h"
 
@@ -69,7 +69,17 @@ int main(int argc, char** argv) {
   const std::string text = MixedText(num_bytes);
   Measure(**tokenizer, "mixed text, first time", text);
   Measure(**tokenizer, "mixed text, again", text);
-  Measure(**tokenizer, "one piece",
-          std::string(num_bytes / 8, 'a') + std::string(num_bytes / 8, 'b'));
+  // Pieces that the split rules do not cut: time per byte must not grow with their length.
+  for (const size_t share : {64, 8, 1}) {
+    const size_t n = num_bytes / share;
+    Measure(**tokenizer, "one piece of letters", std::string(n / 2, 'a') + std::string(n / 2, 'b'));
+    Measure(**tokenizer, "one piece of spaces", std::string(n, ' '));
+    std::string mixed;
+    for (uint64_t state = 1; mixed.size() < n;) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      mixed.push_back(static_cast<char>('a' + (state >> 60)));
+    }
+    Measure(**tokenizer, "one piece of any letters", mixed);
+  }
   return 0;
 }
