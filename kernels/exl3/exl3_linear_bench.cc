@@ -1,7 +1,7 @@
 // Speed of the EXL3 linear: decoded weights per second (k * n / time, whatever m), both Hadamard
 // transforms included, and the share of its bound. The bound is the larger of two times on one core
 // times the threads: the bytes of the matrix at streaming speed, and the vector operations:
-// kDecodeOps simple ones per vector of weights and one multiply-add per row. See README.md.
+// kMul1DecodeOps simple ones per vector of weights and one multiply-add per row. See README.md.
 #include "kernels/exl3/exl3_linear.h"
 
 #include <algorithm>
@@ -14,32 +14,11 @@
 #include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
+#include "kernels/testing/random_exl3.h"
 #include "kernels/testing/random_tensor.h"
 
 namespace twinspark {
 namespace {
-
-// Vector operations to decode one vector of mul1 weights (README.md counts them).
-constexpr double kDecodeOps = 13.0;
-
-Exl3Weights RandomMatrix(int64_t k, int64_t n, int bits, Exl3Weights::Form form) {
-  RandomTensor random(1);
-  std::vector<uint16_t> trellis(static_cast<size_t>(k * n * bits / 16));
-  for (uint16_t& word : trellis)
-    word = static_cast<uint16_t>(random.Bits());
-  std::vector<F16> suh(static_cast<size_t>(k), ToF16(0.02f));
-  std::vector<F16> svh(static_cast<size_t>(n), ToF16(-1.0f));
-  Exl3Source source;
-  source.k = k;
-  source.n = n;
-  source.bits = bits;
-  source.trellis = trellis.data();
-  source.suh = suh.data();
-  source.svh = svh.data();
-  absl::StatusOr<Exl3Weights> w = Exl3Weights::Prepare(source, form);
-  CHECK(w.ok()) << w.status().ToString();
-  return *std::move(w);
-}
 
 struct Case {
   int64_t k, n;
@@ -49,7 +28,7 @@ struct Case {
 };
 
 void RunCase(const BenchFlags& flags, const Case& c) {
-  const Exl3Weights w = RandomMatrix(c.k, c.n, c.bits, c.form);
+  const Exl3Weights w = RandomExl3(c.k, c.n, c.bits, c.form);
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : w.bytes());
   std::vector<float> x = RandomTensor(2).NormalF32(c.m * c.k);
   std::vector<float> y(static_cast<size_t>(c.m * c.n));
@@ -65,7 +44,7 @@ void RunCase(const BenchFlags& flags, const Case& c) {
   const double seconds = MedianSeconds(flags, [&] { Exl3LinearCpu(params, launch); });
   const double weights = static_cast<double>(c.k * c.n);
   const bool decoded = c.form == Exl3Weights::Form::kDecodedF16;
-  const double ops = (decoded ? 0.0 : kDecodeOps * weights / rates.simple_lanes_per_s) +
+  const double ops = (decoded ? 0.0 : kMul1DecodeOps * weights / rates.simple_lanes_per_s) +
                      static_cast<double>(c.m) * weights / rates.fma_lanes_per_s;
   const double bytes = static_cast<double>(w.bytes()) / rates.read_bytes_per_s;
   const double bound = std::max(ops, bytes) / flags.threads;

@@ -12,6 +12,7 @@
 
 #include "kernels/simd_target.h"
 #include "kernels/testing/compare.h"
+#include "kernels/testing/random_exl3.h"
 #include "kernels/testing/random_tensor.h"
 
 namespace twinspark {
@@ -231,18 +232,7 @@ TEST_P(LinearOnTarget, ABatchOfDifferentStoragesAndRowsEqualsItsParts) {
   const Stored dense(12, DenseFormat::kBf16, 40, kIn);
   const LinearWeights w0 = Prepare(dense.Source());
   RandomTensor random(13);
-  std::vector<uint16_t> trellis(128 * 128 * 4 / 16);
-  for (uint16_t& word : trellis)
-    word = static_cast<uint16_t>(random.Bits());
-  const std::vector<F16> scale(128, ToF16(0.5f));
-  Exl3Source source;
-  source.k = source.n = 128;
-  source.bits = 4;
-  source.trellis = trellis.data();
-  source.suh = source.svh = scale.data();
-  absl::StatusOr<Exl3Weights> packed = Exl3Weights::Prepare(source);
-  ASSERT_TRUE(packed.ok());
-  const LinearWeights w1(*std::move(packed));
+  const LinearWeights w1(RandomExl3(128, 128, 4, Exl3Weights::Form::kTrellis));
   const std::vector<Bf16> x = random.NormalBf16(7 * kIn);
   Runner runner(2);
   const std::vector<float> y0 = runner.Run(w0, MakeView(x.data(), 7, kIn));

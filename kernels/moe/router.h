@@ -26,4 +26,7 @@ struct RouterParams {
 
 void RouterCpu(const RouterParams& params, const Launch& launch);
 
+// Scratch of RouterCpu for up to `num_rows` rows.
+int64_t RouterScratchBytesCpu(int64_t num_rows, int64_t d, int num_experts, int num_threads);
+
 }  // namespace twinspark

@@ -1,4 +1,5 @@
-// The router on the CPU: gate dot products in the tile-independent order, the rest on scalars.
+// The router on the CPU: gate dot products in the tile-independent order, the rest on scalars. Rows
+// go through in blocks, widened to f32 once, so that a block streams the gate once.
 #include "kernels/moe/router.h"
 
 #include <algorithm>
@@ -16,15 +17,22 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-void GateDots(const RouterParams& p, int64_t begin, int64_t end, float* dots) {
-  WithFloatType(p.x.dtype, [&](auto* x_type) {
-    WithFloatType(p.gate.dtype, [&](auto* gate_type) {
-      using X = std::remove_pointer_t<decltype(x_type)>;
-      using G = std::remove_pointer_t<decltype(gate_type)>;
-      DotBlock([&](int64_t r) { return static_cast<const X*>(p.x.Row<X>(begin + r)); }, end - begin,
-               [&](int64_t e) { return static_cast<const G*>(p.gate.Row<G>(e)); }, p.gate.rows,
-               p.gate.cols, dots, p.gate.rows);
-    });
+// widened: [end - begin, d]; dots: [end - begin, num_experts].
+void GateDots(const RouterParams& p, int64_t begin, int64_t end, float* widened, float* dots) {
+  const DF d;
+  WithFloatType(p.x.dtype, [&](auto* type) {
+    using X = std::remove_pointer_t<decltype(type)>;
+    for (int64_t r = begin; r < end; ++r) {
+      ForVectors(d, p.x.cols, [&](const auto& load, const auto& store) HWY_ATTR {
+        store(load(p.x.Row<X>(r)), widened + (r - begin) * p.x.cols);
+      });
+    }
+  });
+  WithFloatType(p.gate.dtype, [&](auto* type) {
+    using G = std::remove_pointer_t<decltype(type)>;
+    DotBlock([&](int64_t r) { return static_cast<const float*>(widened + r * p.x.cols); },
+             end - begin, [&](int64_t e) { return static_cast<const G*>(p.gate.Row<G>(e)); },
+             p.gate.rows, p.gate.cols, dots, p.gate.rows);
   });
 }
 
@@ -38,6 +46,9 @@ namespace twinspark {
 namespace {
 
 HWY_EXPORT(GateDots);
+
+// Rows of a block: as f32 at 5,120 channels they take 640 KiB, which a second-level cache holds.
+constexpr int64_t kRowsAtOnce = 32;
 
 float SqrtSoftplus(float z) {
   return std::sqrt(std::max(z, 0.0f) + std::log1p(std::exp(-std::abs(z))));
@@ -84,16 +95,19 @@ void RouterCpu(const RouterParams& params, const Launch& launch) {
   CHECK_EQ(params.ids.cols, int64_t{params.num_chosen});
   CHECK_EQ(params.weights.cols, int64_t{params.num_chosen});
   CHECK(params.image_mask == nullptr || params.image_bias != nullptr);
-  constexpr int64_t kRowsAtOnce = 8;
   const Arena::Scope scope(*launch.arena);
-  float* dots = launch.arena->Take<float>(NumThreads(launch) * kRowsAtOnce * num_experts);
+  const int64_t d = params.x.cols;
+  const int64_t rows_at_once = std::min(kRowsAtOnce, params.x.rows);
+  float* widened = launch.arena->Take<float>(NumThreads(launch) * rows_at_once * d);
+  float* dots = launch.arena->Take<float>(NumThreads(launch) * rows_at_once * num_experts);
   uint8_t* taken = launch.arena->Take<uint8_t>(NumThreads(launch) * num_experts);
   const int64_t grain = RowGrain(0.03 * static_cast<double>(num_experts * params.x.cols));
   ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {
-    float* scores = dots + thread_idx * kRowsAtOnce * num_experts;
-    for (int64_t t = begin; t < end; t += kRowsAtOnce) {
-      const int64_t stop = std::min(end, t + kRowsAtOnce);
-      HWY_DYNAMIC_DISPATCH(GateDots)(params, t, stop, scores);
+    float* scores = dots + thread_idx * rows_at_once * num_experts;
+    for (int64_t t = begin; t < end; t += rows_at_once) {
+      const int64_t stop = std::min(end, t + rows_at_once);
+      HWY_DYNAMIC_DISPATCH(GateDots)
+      (params, t, stop, widened + thread_idx * rows_at_once * d, scores);
       for (int64_t r = t; r < stop; ++r) {
         float* s = scores + (r - t) * num_experts;
         for (int64_t e = 0; e < num_experts; ++e)
@@ -107,6 +121,12 @@ void RouterCpu(const RouterParams& params, const Launch& launch) {
       }
     }
   });
+}
+
+int64_t RouterScratchBytesCpu(int64_t num_rows, int64_t d, int num_experts, int num_threads) {
+  const int64_t row_bytes = (d + num_experts) * static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kAlignSlack = 4 * static_cast<int64_t>(Arena::kAlign);
+  return num_threads * (std::min(kRowsAtOnce, num_rows) * row_bytes + num_experts) + kAlignSlack;
 }
 
 }  // namespace twinspark

@@ -1,0 +1,78 @@
+// The table of a step and the rotation of queries and latents (512 channels a head, 64 of them
+// rotated, in place as the model does it). Bounds: bytes of what is rotated, read and written; for
+// the table one multiply-add per output, which cosf and sinf cannot come near: its figure is the
+// time per value.
+#include "kernels/rope/rope.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "kernels/simd_target.h"
+#include "kernels/testing/bench_util.h"
+#include "kernels/testing/machine_rates.h"
+#include "kernels/testing/random_tensor.h"
+
+namespace twinspark {
+namespace {
+
+struct Case {
+  int64_t rows;
+  int num_heads, head_dim, rope_dim;
+};
+
+void RunCase(const BenchFlags& flags, const Case& c) {
+  RandomTensor random(1);
+  const int64_t cols = int64_t{c.num_heads} * c.head_dim;
+  std::vector<Bf16> x = random.NormalBf16(c.rows * cols);
+  std::vector<float> table(static_cast<size_t>(c.rows * c.rope_dim));
+  std::vector<int64_t> positions;
+  for (int64_t t = 0; t < c.rows; ++t)
+    positions.push_back(5000 + t);
+  const std::vector<float> frequencies = PlainRopeFrequencies(c.rope_dim, 10000.0f);
+  ThreadPool pool(flags.threads);
+  Arena arena(size_t{1} << 12);
+  const Launch launch{.pool = &pool, .arena = &arena};
+  const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : x.size() * sizeof(Bf16));
+  const ThreadPool::Step step(pool);
+  const RopeTableParams table_params = {.positions = positions.data(),
+                                        .frequencies = frequencies.data(),
+                                        .out = MakeView(table.data(), c.rows, c.rope_dim)};
+  const double table_seconds = MedianSeconds(flags, [&] { RopeTableCpu(table_params, launch); });
+  const double angles = static_cast<double>(c.rows * c.rope_dim);
+  PrintBenchLine(flags, "rope_table m=" + std::to_string(c.rows), table_seconds,
+                 {{"ns/value", table_seconds / angles * 1e9}},
+                 angles / rates.fma_lanes_per_s / flags.threads / table_seconds);
+  const TensorView view = MakeView(x.data(), c.rows, cols);
+  const double seconds = MedianSeconds(flags, [&] {
+    RopeCpu({.x = view,
+             .head_dim = c.head_dim,
+             .rope_dim = c.rope_dim,
+             .table = MakeView(static_cast<const float*>(table.data()), c.rows, c.rope_dim),
+             .out = view},
+            launch);
+  });
+  const double bytes = static_cast<double>(c.rows * c.rope_dim) * (c.num_heads * 4.0 + 4.0);
+  PrintBenchLine(
+      flags, "rope m=" + std::to_string(c.rows) + " heads=" + std::to_string(c.num_heads), seconds,
+      {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
+      bytes / rates.read_bytes_per_s / flags.threads / seconds);
+}
+
+}  // namespace
+}  // namespace twinspark
+
+int main(int argc, char** argv) {
+  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
+  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
+  if (flags.smoke) {
+    twinspark::RunCase(flags, {3, 2, 32, 16});
+    return 0;
+  }
+  for (const int num_heads : {1, 4, 32}) {
+    for (const int64_t rows : {1, 6, 64})
+      twinspark::RunCase(flags, {rows, num_heads, 512, 64});
+  }
+  return 0;
+}
