@@ -44,10 +44,14 @@ HWY_INLINE float SumOfSquares(const T* HWY_RESTRICT x, int64_t n) {
   return ReduceLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3)));
 }
 
-// 1 / sqrt(mean(x^2) + eps); eps may be as small as 1e-20.
+// 1 / sqrt(mean + eps) of n values with this sum of squares; eps may be as small as 1e-20.
+HWY_INLINE float InverseRoot(float sum_of_squares, int64_t n, float eps) {
+  return 1.0f / std::sqrt(sum_of_squares / static_cast<float>(n) + eps);
+}
+
 template <class T>
 HWY_INLINE float InverseRms(const T* HWY_RESTRICT x, int64_t n, float eps) {
-  return 1.0f / std::sqrt(SumOfSquares(x, n) / static_cast<float>(n) + eps);
+  return InverseRoot(SumOfSquares(x, n), n, eps);
 }
 
 template <class In, class Out>

@@ -2,12 +2,14 @@
 #include "kernels/engram/engram.h"
 
 #include <cmath>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/engram/engram_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/parallel_rows.h"
+#include "kernels/quant/codec-inl.h"
 #include "kernels/row_norm-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -15,15 +17,76 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-// sum_j s[j] * w[j] * key[j], products from the left.
-template <class S, class K>
-float TripleDot(const S* s, const float* w, const K* key, int64_t n) {
+constexpr int64_t kScaleGroup = 32;  // values that share a scale
+
+// One group. 2^8 is folded into the scale where that is exact; products of codes and powers of two
+// are exact, or rounded once when subnormal, either way.
+template <class Out>
+HWY_INLINE void DequantizeGroup(const uint8_t* codes, uint8_t scale_byte, Out* out) {
+  constexpr uint8_t kLargestFolded = 127 + 100;
   const DF d;
-  VF sum = hn::Zero(d);
-  ForVectors(d, n, [&](const auto& load, const auto&) HWY_ATTR {
-    sum = hn::MulAdd(hn::Mul(load(s), load(w)), load(key), sum);
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));  // divides 32
+  const bool folded = scale_byte <= kLargestFolded;
+  const float scale = E8M0ToF32(scale_byte);
+  const VF factor = hn::Set(d, folded ? scale * 256.0f : scale);
+  const VF rebias = hn::Set(d, 256.0f);
+  const VF not_a_number = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+  for (int64_t i = 0; i < kScaleGroup; i += lanes) {
+    const VF small = DecodeE4M3(d, codes + i);  // 2^-8 times the value; code 127 comes as 480
+    const auto is_nan = hn::Eq(hn::Abs(small), hn::Set(d, 480.0f / 256.0f));
+    const VF value = hn::IfThenElse(is_nan, not_a_number, small);
+    StoreF32(hn::Mul(folded ? value : hn::Mul(value, rebias), factor), d, out + i);
+  }
+}
+
+void DequantizeRows(const EngramDequantizeParams& p, int64_t begin, int64_t end) {
+  WithFloatType(p.out.dtype, [&](auto* type) {
+    using Out = std::remove_pointer_t<decltype(type)>;
+    for (int64_t t = begin; t < end; ++t) {
+      const uint8_t* codes = p.codes.Row<uint8_t>(t);
+      const uint8_t* scales = p.scales.Row<uint8_t>(t);
+      for (int64_t g = 0; g < p.scales.cols; ++g)
+        DequantizeGroup(codes + g * kScaleGroup, scales[g], p.out.Row<Out>(t) + g * kScaleGroup);
+    }
   });
-  return ReduceLanes(d, sum);
+}
+
+// The three sums of one stream in one pass: s . s and key . key in the order of SumOfSquares, and
+// sum_j s[j] * w[j] * key[j], products from the left, as one chain (whose latency the other two
+// hide).
+struct GateSums {
+  float ss, kk, skw;
+};
+template <class S, class K>
+HWY_INLINE GateSums SumStream(const S* s, const float* w, const K* key, int64_t n) {
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF ss0 = hn::Zero(d), ss1 = ss0, ss2 = ss0, ss3 = ss0;
+  VF kk0 = ss0, kk1 = ss0, kk2 = ss0, kk3 = ss0, skw = ss0;
+  const auto add = [&](VF sv, VF kv, VF wv, VF& ss, VF& kk) HWY_ATTR {
+    ss = hn::MulAdd(sv, sv, ss);
+    kk = hn::MulAdd(kv, kv, kk);
+    skw = hn::MulAdd(hn::Mul(sv, wv), kv, skw);
+  };
+  const auto add_at = [&](int64_t i, VF& ss, VF& kk) HWY_ATTR {
+    add(LoadF32(d, s + i), LoadF32(d, key + i), LoadF32(d, w + i), ss, kk);
+  };
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    add_at(i, ss0, kk0);
+    add_at(i + lanes, ss1, kk1);
+    add_at(i + 2 * lanes, ss2, kk2);
+    add_at(i + 3 * lanes, ss3, kk3);
+  }
+  for (; i + lanes <= n; i += lanes)
+    add_at(i, ss0, kk0);
+  if (i < n) {
+    add(LoadTail(d, s + i, n - i), LoadTail(d, key + i, n - i), LoadTail(d, w + i, n - i), ss1,
+        kk1);
+  }
+  const auto join = [&](VF a, VF b, VF c, VF e)
+                        HWY_ATTR { return ReduceLanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e))); };
+  return {join(ss0, ss1, ss2, ss3), join(kk0, kk1, kk2, kk3), ReduceLanes(d, skw)};
 }
 
 template <class S, class K>
@@ -40,8 +103,9 @@ void GateRow(const EngramGateParams& p, int64_t t) {
     const S* s = streams + c * d_model;
     const K* key = kv + c * d_model;
     S* out = p.out.Row<S>(t) + c * d_model;
-    const float n = InverseRms(s, d_model, p.eps) * InverseRms(key, d_model, p.eps);
-    const float z = TripleDot(s, p.weight.Row<float>(c), key, d_model) * n * root;
+    const GateSums sums = SumStream(s, p.weight.Row<float>(c), key, d_model);
+    const float n = InverseRoot(sums.ss, d_model, p.eps) * InverseRoot(sums.kk, d_model, p.eps);
+    const float z = sums.skw * n * root;
     const float signed_root = std::copysign(std::sqrt(std::max(std::abs(z), 1e-6f)), z);
     const float g = image ? 0.0f : 1.0f / (1.0f + std::exp(-signed_root));
     if (p.gate.data != nullptr) p.gate.Row<float>(t)[c] = g;
@@ -70,6 +134,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace twinspark {
+HWY_EXPORT(DequantizeRows);
 HWY_EXPORT(GateRows);
 
 void EngramDequantizeCpu(const EngramDequantizeParams& params, const Launch& launch) {
@@ -79,27 +144,9 @@ void EngramDequantizeCpu(const EngramDequantizeParams& params, const Launch& lau
   CHECK_EQ(params.scales.cols * kGroup, params.codes.cols);
   CHECK(params.codes.dtype == DType::kF8E4M3) << DTypeName(params.codes.dtype);
   CHECK(params.scales.dtype == DType::kF8E8M0) << DTypeName(params.scales.dtype);
-  float values[256];
-  for (int code = 0; code < 256; ++code)
-    values[code] = E4M3ToF32(static_cast<uint8_t>(code));
-  const int64_t grain = RowGrain(1.0 * static_cast<double>(params.out.cols));
-  WithFloatType(params.out.dtype, [&](auto* type) {
-    using Out = std::remove_pointer_t<decltype(type)>;
-    ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t t = begin; t < end; ++t) {
-        const uint8_t* codes = params.codes.Row<uint8_t>(t);
-        const uint8_t* scales = params.scales.Row<uint8_t>(t);
-        Out* out = params.out.Row<Out>(t);
-        for (int64_t i = 0; i < params.out.cols; ++i) {
-          const float value = values[codes[i]] * E8M0ToF32(scales[i / kGroup]);
-          if constexpr (std::is_same_v<Out, Bf16>) {
-            out[i] = ToBf16(value);
-          } else {
-            out[i] = value;
-          }
-        }
-      }
-    });
+  const int64_t grain = RowGrain(0.15 * static_cast<double>(params.out.cols));
+  ParallelRows(launch, params.out.rows, grain, [&](int64_t begin, int64_t end, int) {
+    HWY_DYNAMIC_DISPATCH(DequantizeRows)(params, begin, end);
   });
 }
 
