@@ -177,6 +177,41 @@ HWY_INLINE void PanelGemm(const float* HWY_RESTRICT x,
   }
 }
 
+// The same for many rows of weights that are slow to read again: `panel_steps` steps at a time are
+// widened to f32 in `panel` ([panel_steps][2][N]), which all rows reuse; weights that are f32
+// already stay where they are and are only taken in those pieces.
+template <class W>
+HWY_INLINE void PanelGemmInPieces(const float* HWY_RESTRICT x,
+                                  size_t x_stride,
+                                  size_t rows,
+                                  const W* HWY_RESTRICT w0,
+                                  const W* HWY_RESTRICT w1,
+                                  size_t w_stride,
+                                  size_t steps,
+                                  size_t panel_steps,
+                                  float* HWY_RESTRICT panel,
+                                  float* HWY_RESTRICT z0,
+                                  float* HWY_RESTRICT z1,
+                                  size_t z_stride) {
+  const PanelF32 d;
+  for (size_t s = 0; s < steps; s += panel_steps) {
+    const size_t now = panel_steps < steps - s ? panel_steps : steps - s;
+    const W* HWY_RESTRICT from0 = w0 + s * w_stride;
+    const W* HWY_RESTRICT from1 = w1 + s * w_stride;
+    if constexpr (sizeof(W) == sizeof(float)) {
+      PanelGemm(x + s, x_stride, rows, from0, from1, w_stride, now, z0, z1, z_stride);
+    } else {
+      constexpr size_t kStride = 2 * kPanelLanes;
+      for (size_t i = 0; i < now; ++i) {
+        hn::StoreU(LoadWeights(from0 + i * w_stride), d, panel + i * kStride);
+        hn::StoreU(LoadWeights(from1 + i * w_stride), d, panel + i * kStride + kPanelLanes);
+      }
+      const float* HWY_RESTRICT p = panel;
+      PanelGemm(x + s, x_stride, rows, p, p + kPanelLanes, kStride, now, z0, z1, z_stride);
+    }
+  }
+}
+
 // Stores f32 lanes as bf16, round to nearest even; a NaN keeps its sign and becomes quiet.
 HWY_INLINE void StoreBf16(PanelVF v, uint16_t* HWY_RESTRICT to) {
   const PanelF32 d;

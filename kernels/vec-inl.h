@@ -77,15 +77,23 @@ HWY_INLINE VF RoundAs(DF d, VF v) {
   return v;
 }
 
+// A tail is shorter than a vector, so with one lane there is none. Checked for the compiler too,
+// which otherwise sees copies beyond the buffers below.
+HWY_INLINE void CheckTail(int64_t count) {
+  CHECK(count >= 0 && count < static_cast<int64_t>(hn::MaxLanes(DF()))) << count;
+}
+
 // The first `count` lanes of what lies at p, the others zero; reads nothing behind p + count.
 template <class T>
 HWY_INLINE VF LoadTail(DF d, const T* p, int64_t count) {
+  CheckTail(count);
   HWY_ALIGN T buffer[hn::MaxLanes(DF())] = {};
   std::memcpy(buffer, p, static_cast<size_t>(count) * sizeof(T));
   return LoadF32(d, buffer);
 }
 template <class T>
 HWY_INLINE void StoreTail(VF v, DF d, T* p, int64_t count) {
+  CheckTail(count);
   HWY_ALIGN T buffer[hn::MaxLanes(DF())];
   StoreF32(v, d, buffer);
   std::memcpy(p, buffer, static_cast<size_t>(count) * sizeof(T));

@@ -137,28 +137,35 @@ void RotateInput(const Exl3Job& job, int64_t begin, int64_t end) {
   }
 }
 
-// z[rows][128] of block `block` from the f16 copy; z in the order [pair][half][lane].
-void MultiplyHalves(const Exl3Job& job, int64_t block, float* HWY_RESTRICT z) {
+// z[rows][128] of block `block` from the f16 copy; z in the order [pair][half][lane]. One row takes
+// four vectors of columns at a time, many rows take the weights in pieces widened to f32.
+void MultiplyHalves(const Exl3Job& job,
+                    int64_t block,
+                    float* HWY_RESTRICT panel,
+                    float* HWY_RESTRICT z) {
+  constexpr size_t kMaxDirectRows = 12;
+  constexpr size_t kN = kPanelLanes;
   const size_t k = static_cast<size_t>(job.weights->k());
   const size_t x_stride = static_cast<size_t>(job.xh_stride);
-  for (int64_t pair = 0; pair < 4; ++pair) {
-    const auto* halves =
-        reinterpret_cast<const hwy::float16_t*>(job.weights->PairHalves(4 * block + pair));
-    if (job.rows() == 1 && kPanelLanes <= 8) {
-      for (size_t sub = 0; sub < 16; sub += 2 * kPanelLanes) {
-        float* z0 = z + 32 * pair + sub;
-        float* z1 = z0 + kPanelLanes;
-        const auto* w0 = halves + sub;
-        const auto* w1 = w0 + kPanelLanes;
-        PanelOneRowWide(job.xh, w0, w0 + 16, w1, w1 + 16, 32, k, z0, z0 + 16, z1, z1 + 16);
-      }
-      continue;
+  const size_t rows = static_cast<size_t>(job.rows());
+  // Columns c .. c + N of the block's order: [pair][half][16 lanes].
+  const auto at = [&](size_t c) {
+    const uint16_t* pair = job.weights->PairHalves(4 * block + static_cast<int64_t>(c / 32));
+    return reinterpret_cast<const hwy::float16_t*>(pair) + c % 32;
+  };
+  if (rows == 1) {
+    for (size_t c = 0; c < 128; c += 4 * kN) {
+      PanelOneRowWide(job.xh, at(c), at(c + kN), at(c + 2 * kN), at(c + 3 * kN), 32, k, z + c,
+                      z + c + kN, z + c + 2 * kN, z + c + 3 * kN);
     }
-    for (size_t sub = 0; sub < 16; sub += kPanelLanes) {
-      float* z0 = z + 32 * pair + sub;
-      const auto* w0 = halves + sub;
-      const size_t rows = static_cast<size_t>(job.rows());
-      PanelGemm(job.xh, x_stride, rows, w0, w0 + 16, 32, k, z0, z0 + 16, 128);
+    return;
+  }
+  for (size_t c = 0; c < 128; c += 2 * kN) {
+    if (rows <= kMaxDirectRows) {
+      PanelGemm(job.xh, x_stride, rows, at(c), at(c + kN), 32, k, z + c, z + c + kN, 128);
+    } else {
+      PanelGemmInPieces(job.xh, x_stride, rows, at(c), at(c + kN), 32, k, kExl3PanelTiles * 16,
+                        panel, z + c, z + c + kN, 128);
     }
   }
 }
@@ -247,7 +254,7 @@ void MultiplyBlock(const Exl3Job& job, int64_t block, float* HWY_RESTRICT scratc
   float* HWY_RESTRICT z = scratch + kExl3PanelFloats;
   std::fill(z, z + job.rows() * 128, 0.0f);
   if (job.weights->form() == Exl3Weights::Form::kDecodedF16) {
-    MultiplyHalves(job, block, z);
+    MultiplyHalves(job, block, panel, z);
   } else if (job.rows() == 1 && job.weights->codebook() == Exl3Codebook::kMul1) {
     MultiplyOneRow(job, block, z);
   } else {

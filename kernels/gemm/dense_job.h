@@ -10,8 +10,9 @@
 namespace twinspark {
 
 inline constexpr int64_t kDenseRowBlock = 192;
-inline constexpr size_t kDenseMaxDirectRows = 12;  // above, widening a panel once is cheaper
+inline constexpr size_t kDenseMaxDirectRows = 12;  // above, weights in pieces are cheaper
 inline constexpr size_t kDensePanelSteps = 256;
+inline constexpr int64_t kDenseMaxUnits = 2;  // taken at once when there is one row
 
 // Scratch of one thread, in floats: a panel for up to 16 lanes, the sums of 32 columns.
 inline constexpr int64_t kDensePanelFloats = static_cast<int64_t>(kDensePanelSteps) * 2 * 16;

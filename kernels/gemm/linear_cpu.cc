@@ -1,7 +1,7 @@
 // The linear op on the CPU: EXL3 matrices go to kernels/exl3 in one batch, dense ones are done
 // here. A unit of dense work is two strips (32 outputs) of one matrix for all rows of a block of
-// rows. Few rows read the weights once, straight into the product; many rows widen bf16 weights to
-// f32 panels in the first-level cache, which all rows reuse. Same chain per output either way.
+// rows. Few rows read the weights once, straight into the product; many rows take them in pieces
+// that fit the first-level cache (bf16 widened to f32 there). Same chain per output either way.
 #include "kernels/gemm/linear.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void WidenRows(const DenseJob& job, int64_t begin, int64_t end) {
   }
 }
 
-// z[rows][32] of strips 2u and 2u + 1; W is float or uint16_t (bf16 bits).
+// z[rows][32] of a unit, whose first strip is `first`; W is float or uint16_t (bf16 bits).
 template <class W>
 void MultiplyStripPair(const DenseJob& job,
                        const W* first,
@@ -47,65 +47,73 @@ void MultiplyStripPair(const DenseJob& job,
   const size_t rows = static_cast<size_t>(job.rows());
   const size_t x_stride = static_cast<size_t>(job.xf_stride);
   constexpr size_t kColumns = 2 * kPanelLanes;
-  const PanelF32 d;
-  const bool through_panel = sizeof(W) == 2 && rows > kDenseMaxDirectRows;
-  if (rows == 1 && 2 * kColumns <= 32) {
-    for (size_t c0 = 0; c0 < 32; c0 += 2 * kColumns) {
-      // Columns c0 + {0, 1, 2, 3} N; a strip holds 16.
-      const W* w[4] = {};
-      for (size_t v = 0; v < 4; ++v) {
-        const size_t c = c0 + v * kPanelLanes;
-        w[v] = first + (c / 16) * in * 16 + c % 16;
-      }
-      float* z0 = z + c0;
-      constexpr size_t kN = kPanelLanes;
-      PanelOneRowWide(job.xf, w[0], w[1], w[2], w[3], 16, in, z0, z0 + kN, z0 + 2 * kN,
-                      z0 + 3 * kN);
-    }
-    return;
-  }
   for (size_t c0 = 0; c0 < 32; c0 += kColumns) {
     const size_t c1 = c0 + kPanelLanes;
     const W* w0 = first + (c0 / 16) * in * 16 + c0 % 16;
     const W* w1 = first + (c1 / 16) * in * 16 + c1 % 16;
-    if (!through_panel) {
+    if (rows <= kDenseMaxDirectRows) {
       PanelGemm(job.xf, x_stride, rows, w0, w1, 16, in, z + c0, z + c1, 32);
-      continue;
-    }
-    for (size_t s = 0; s < in; s += kDensePanelSteps) {
-      const size_t now = std::min<size_t>(kDensePanelSteps, in - s);
-      for (size_t i = 0; i < now; ++i) {
-        hn::StoreU(LoadWeights(w0 + (s + i) * 16), d, panel + i * kColumns);
-        hn::StoreU(LoadWeights(w1 + (s + i) * 16), d, panel + i * kColumns + kPanelLanes);
-      }
-      const float* p = panel;
-      PanelGemm(job.xf + s, x_stride, rows, p, p + kPanelLanes, kColumns, now, z + c0, z + c1, 32);
+    } else {
+      PanelGemmInPieces(job.xf, x_stride, rows, w0, w1, 16, in, kDensePanelSteps, panel, z + c0,
+                        z + c1, 32);
     }
   }
 }
 
-// Unit u of a job. scratch: kDenseThreadFloats, 64-byte aligned.
-void MultiplyUnit(const DenseJob& job, int64_t unit, float* HWY_RESTRICT scratch) {
+// One row: z[32 * num_units] of the units whose strips begin at `first`, as far as four vectors at
+// a time go; returns the columns done.
+template <class W>
+size_t MultiplyOneRow(const DenseJob& job, const W* first, int64_t num_units, float* z) {
+  const size_t in = static_cast<size_t>(job.weights->in());
+  constexpr size_t kN = kPanelLanes;
+  const size_t columns = 32 * static_cast<size_t>(num_units);
+  size_t c0 = 0;
+  for (; c0 + 4 * kN <= columns; c0 += 4 * kN) {
+    const auto at = [&](size_t c) { return first + (c / 16) * in * 16 + c % 16; };
+    PanelOneRowWide(job.xf, at(c0), at(c0 + kN), at(c0 + 2 * kN), at(c0 + 3 * kN), 16, in, z + c0,
+                    z + c0 + kN, z + c0 + 2 * kN, z + c0 + 3 * kN);
+  }
+  return c0;
+}
+
+template <class W>
+void MultiplyStrips(const DenseJob& job,
+                    const W* first,
+                    int64_t num_units,
+                    float* HWY_RESTRICT panel,
+                    float* HWY_RESTRICT z) {
+  if (job.rows() == 1 && MultiplyOneRow(job, first, num_units, z) > 0) return;
+  for (int64_t u = 0; u < num_units; ++u)
+    MultiplyStripPair(job, first + u * 32 * job.weights->in(), panel, z + u * 32);
+}
+
+// Units [unit, unit + num_units) of a job; more than one only of a single row. scratch:
+// kDenseThreadFloats, 64-byte aligned.
+void MultiplyUnits(const DenseJob& job,
+                   int64_t unit,
+                   int64_t num_units,
+                   float* HWY_RESTRICT scratch) {
   float* HWY_RESTRICT panel = scratch;
   float* HWY_RESTRICT z = scratch + kDensePanelFloats;
-  std::fill(z, z + job.rows() * 32, 0.0f);
+  const int64_t width = 32 * num_units;
+  std::fill(z, z + job.rows() * width, 0.0f);
   if (job.weights->dtype() == DType::kF32) {
-    MultiplyStripPair(job, job.weights->F32Strip(2 * unit), panel, z);
+    MultiplyStrips(job, job.weights->F32Strip(2 * unit), num_units, panel, z);
   } else {
-    MultiplyStripPair(job, job.weights->Bf16Strip(2 * unit), panel, z);
+    MultiplyStrips(job, job.weights->Bf16Strip(2 * unit), num_units, panel, z);
   }
   const int64_t begin = 32 * unit;
-  const size_t count = static_cast<size_t>(std::min<int64_t>(32, job.weights->out() - begin));
+  const size_t count = static_cast<size_t>(std::min(width, job.weights->out() - begin));
   const PanelF32 d;
-  const size_t lanes = hn::Lanes(d);
-  HWY_ALIGN uint16_t rounded[32];
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  HWY_ALIGN uint16_t rounded[32 * kDenseMaxUnits];
   for (int64_t row = 0; row < job.rows(); ++row) {
     if (job.y.dtype == DType::kF32) {
-      std::memcpy(job.y.Row<float>(row) + begin, z + row * 32, count * sizeof(float));
+      std::memcpy(job.y.Row<float>(row) + begin, z + row * width, count * sizeof(float));
       continue;
     }
-    for (size_t i = 0; i < 32; i += lanes)
-      StoreBf16(hn::LoadU(d, z + row * 32 + static_cast<int64_t>(i)), rounded + i);
+    for (int64_t i = 0; i < width; i += lanes)
+      StoreBf16(hn::LoadU(d, z + row * width + i), rounded + i);
     std::memcpy(job.y.Row<Bf16>(row) + begin, rounded, count * sizeof(uint16_t));
   }
 }
@@ -119,7 +127,7 @@ namespace twinspark {
 namespace {
 
 HWY_EXPORT(WidenRows);
-HWY_EXPORT(MultiplyUnit);
+HWY_EXPORT(MultiplyUnits);
 
 constexpr int64_t kRowPadding = 16;  // floats
 // Below this many values the calling thread widens alone: a barrier would cost more.
@@ -188,9 +196,21 @@ void MultiplyAll(std::span<const DenseJob> jobs, float* scratch, const Launch& l
     float* own = scratch + thread_idx * kDenseThreadFloats;
     int64_t start = 0;  // of the unit, on the axis of cost
     for (const DenseJob& job : jobs) {
-      for (int64_t unit = 0; unit < job.units(); ++unit, start += job.UnitCost()) {
-        const int64_t middle = start + job.UnitCost() / 2;
-        if (middle >= from && middle < to) HWY_DYNAMIC_DISPATCH(MultiplyUnit)(job, unit, own);
+      const int64_t cost = job.UnitCost();
+      for (int64_t unit = 0; unit < job.units();) {
+        const int64_t middle = start + cost / 2;
+        if (middle < from || middle >= to) {
+          ++unit;
+          start += cost;
+          continue;
+        }
+        int64_t count = 1;
+        const int64_t most = std::min(job.rows() == 1 ? kDenseMaxUnits : 1, job.units() - unit);
+        while (count < most && middle + count * cost < to)
+          ++count;
+        HWY_DYNAMIC_DISPATCH(MultiplyUnits)(job, unit, count, own);
+        unit += count;
+        start += count * cost;
       }
     }
   });
