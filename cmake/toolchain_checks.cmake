@@ -18,7 +18,7 @@ set(TWINSPARK_WARNINGS -Wall -Wextra -Wshadow -Wconversion)
 if(TWINSPARK_WERROR)
   list(APPEND TWINSPARK_WARNINGS -Werror)
 endif()
-if(TWINSPARK_SANITIZE)
+if(TWINSPARK_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND TWINSPARK_WARNINGS -Wno-maybe-uninitialized)   # instrumented std::variant sets it off (GCC documents this)
 endif()
 if(TWINSPARK_SANITIZE STREQUAL "address")
@@ -30,8 +30,13 @@ elseif(TWINSPARK_SANITIZE STREQUAL "thread")
   add_compile_options(-fsanitize=thread)
   add_link_options(-fsanitize=thread)
   add_compile_definitions(TWINSPARK_SANITIZER=1)
+elseif(TWINSPARK_SANITIZE STREQUAL "fuzzer")   # clang only: coverage for libFuzzer beside ASan and UBSan
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=vptr,null,alignment,object-size
+                      -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
+  add_compile_definitions(TWINSPARK_SANITIZER=1 TWINSPARK_LIBFUZZER=1)
 elseif(TWINSPARK_SANITIZE)
-  message(FATAL_ERROR "TWINSPARK_SANITIZE is '${TWINSPARK_SANITIZE}'; it takes address, thread or nothing")
+  message(FATAL_ERROR "TWINSPARK_SANITIZE is '${TWINSPARK_SANITIZE}'; it takes address, thread, fuzzer or nothing")
 endif()
 
 # ccache, when present: the two settings let a fresh clone in another folder hit.

@@ -1,10 +1,13 @@
 #include "common/testing/fuzz_driver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -108,9 +111,40 @@ void RunOne(const std::string& input, LastInput& last) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
 }
 
+std::string ReadAll(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+}
+
+// Inputs that broke this target before; none is the usual case.
+std::vector<std::string> OldFindings(const std::string& program) {
+  const std::filesystem::path dir =
+      std::filesystem::path(TWINSPARK_SOURCE_DIR) / "tests/corpus" / program;
+  std::vector<std::filesystem::path> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(dir, error))
+    paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> inputs;
+  for (const std::filesystem::path& path : paths)
+    inputs.push_back(ReadAll(path));
+  return inputs;
+}
+
 }  // namespace
 
-int FuzzMain(int argc, char** argv, const std::vector<std::string>& corpus) {
+void WriteSeeds(int argc, char** argv, const std::vector<std::string>& corpus) {
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] == '-' || !std::filesystem::is_directory(argv[i])) continue;
+    for (size_t seed = 0; seed < corpus.size(); ++seed) {
+      const auto path = std::filesystem::path(argv[i]) / ("seed_" + std::to_string(seed));
+      std::ofstream(path, std::ios::binary) << corpus[seed];
+    }
+    return;
+  }
+}
+
+int FuzzMain(int argc, char** argv, const std::vector<std::string>& seeds) {
   double seconds = 60;
   uint64_t seed = 1;
   std::vector<std::string> files;
@@ -132,12 +166,13 @@ int FuzzMain(int argc, char** argv, const std::vector<std::string>& corpus) {
   const std::string program = std::string(argv[0]).substr(std::string(argv[0]).rfind('/') + 1);
   LastInput last(program);
   for (const std::string& file : files) {
-    std::ifstream in(file, std::ios::binary);
-    RunOne(std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>()),
-           last);
+    RunOne(ReadAll(file), last);
     std::cout << file << ": ok\n";
   }
   if (!files.empty()) return 0;
+  std::vector<std::string> corpus = seeds;
+  for (std::string& finding : OldFindings(program))
+    corpus.push_back(std::move(finding));
   SeededRng rng(TestSeed(seed));
   for (const std::string& input : corpus)
     RunOne(input, last);
