@@ -88,27 +88,8 @@ HWY_INLINE VF DecodeHalf(DF d, const uint8_t* upper_bytes) {
   return hn::PromoteTo(d, hn::BitCast(df16, half));
 }
 
-// 2^ceil(log2 t) of a normal t > 0, as its e8m0 byte.
-HWY_INLINE uint32_t PowerOfTwoCeil(float t) {
-  const uint32_t bits = std::bit_cast<uint32_t>(t);
-  return std::min((bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u), 254u);
-}
 HWY_INLINE float E8M0Scale(uint32_t byte) {
   return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that EncodeRow writes
-}
-
-// Scale byte of a group with largest magnitude `largest`, and the scale itself.
-HWY_INLINE uint8_t GroupScale(CacheFormat format, float largest, float* scale) {
-  if (format == CacheFormat::kQ4E4) {
-    const uint8_t code = F32ToE4M3Saturating(std::max(largest, 6.0f * 0x1p-9f) / 6.0f);
-    *scale = E4M3ToF32(code);
-    return code;
-  }
-  const float t = format == CacheFormat::kQ8 ? std::max(largest, 1e-4f) * (1.0f / 448.0f)
-                                             : std::max(largest, 6.0f * 0x1p-126f) * (1.0f / 6.0f);
-  const uint32_t byte = PowerOfTwoCeil(t);
-  *scale = E8M0Scale(byte);
-  return static_cast<uint8_t>(byte);
 }
 // Positive e4m3 code: 2^(exponent - 7) * (1 + mantissa / 8), or steps of 2^-9 below.
 HWY_INLINE float E4M3Scale(uint8_t code) {
@@ -121,23 +102,89 @@ HWY_INLINE float DecodeScale(CacheFormat format, uint8_t byte) {
   return format == CacheFormat::kQ4E4 ? E4M3Scale(byte) : E8M0Scale(byte);
 }
 
-template <class F, class T>
-HWY_INLINE void EncodeGroup(
-    CacheFormat format, const T* x, int group, uint8_t* codes, uint8_t* scale_byte) {
+inline constexpr int64_t kScalesAtOnce = 16;  // whole vectors of every width up to 16 lanes
+
+// Scales of up to kScalesAtOnce groups: the stored byte, what values are divided by, and its
+// reciprocal where that is exact (powers of two: all but Q4e4).
+struct GroupScales {
+  HWY_ALIGN float scale[kScalesAtOnce];
+  HWY_ALIGN float reciprocal[kScalesAtOnce];
+  uint8_t bytes[kScalesAtOnce];
+};
+
+// `largest`: the groups' largest magnitudes.
+HWY_INLINE void ScalesOf(CacheFormat format, const float* largest, GroupScales& s) {
   const DF d;
+  const hn::RebindToUnsigned<DF> du;
   const hn::RebindToSigned<DF> di;
   const hn::Rebind<uint8_t, DF> d8;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < kScalesAtOnce; i += lanes) {
+    const VF m = hn::Load(d, largest + i);
+    if (format == CacheFormat::kQ4E4) {
+      const VF ratio = hn::Div(hn::Max(m, hn::Set(d, 6.0f * 0x1p-9f)), hn::Set(d, 6.0f));
+      const auto code = EncodeSmall<E4M3>(d, hn::Min(ratio, hn::Set(d, E4M3::kMax)));
+      hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, code)), d8, s.bytes + i);
+      hn::Store(hn::Mul(DecodeE4M3(d, s.bytes + i), hn::Set(d, 256.0f)), d, s.scale + i);
+      continue;
+    }
+    // 2^ceil(log2 t), t normal, as an e8m0 byte.
+    const bool q8 = format == CacheFormat::kQ8;
+    const VF t = hn::Mul(hn::Max(m, hn::Set(d, q8 ? 1e-4f : 6.0f * 0x1p-126f)),
+                         hn::Set(d, q8 ? 1.0f / 448.0f : 1.0f / 6.0f));
+    const auto up = hn::Add(hn::BitCast(du, t), hn::Set(du, 0x7fffffu));
+    const auto byte = hn::Min(hn::ShiftRight<23>(up), hn::Set(du, 254u));
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, byte)), d8, s.bytes + i);
+    hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(byte)), d, s.scale + i);
+    const auto inverse = hn::ShiftLeft<23>(hn::Sub(hn::Set(du, 254u), byte));
+    const auto smallest = hn::Set(du, 1u << 22);  // 2^-127, below the normal numbers
+    hn::Store(hn::BitCast(d, hn::Max(inverse, smallest)), d, s.reciprocal + i);
+  }
+}
+
+template <class T>
+HWY_INLINE float LargestOf(const T* x, int group) {
+  const DF d;
   const int lanes = static_cast<int>(hn::Lanes(d));  // divides 16
   VF largest = hn::Zero(d);
   for (int i = 0; i < group; i += lanes)
     largest = hn::Max(largest, hn::Abs(LoadF32(d, x + i)));
-  float scale;
-  *scale_byte = GroupScale(format, hn::GetLane(hn::MaxOfLanes(d, largest)), &scale);
-  const VF divisor = hn::Set(d, scale), max = hn::Set(d, F::kMax), min = hn::Set(d, -F::kMax);
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+template <class F, class T>
+HWY_INLINE void EncodeGroup(
+    CacheFormat format, const T* x, int group, float scale, float reciprocal, uint8_t* codes) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint8_t, DF> d8;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const VF divisor = hn::Set(d, scale), factor = hn::Set(d, reciprocal);
+  const VF max = hn::Set(d, F::kMax), min = hn::Set(d, -F::kMax);
   for (int i = 0; i < group; i += lanes) {
-    const VF y = hn::Min(hn::Max(hn::Div(LoadF32(d, x + i), divisor), min), max);
+    const VF value = LoadF32(d, x + i);
+    const VF scaled =
+        format == CacheFormat::kQ4E4 ? hn::Div(value, divisor) : hn::Mul(value, factor);
+    const VF y = hn::Min(hn::Max(scaled, min), max);
     hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, EncodeSmall<F>(d, y))), d8, codes + i);
   }
+}
+
+// 32 (or 16) codes of four bits to 16 (or 8) bytes, low nibble first.
+HWY_INLINE void PackNibbles(const uint8_t* codes, int group, uint8_t* packed) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < group / 2; ++i)
+    packed[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
+#else
+  const hn::FixedTag<uint8_t, 16> d8;
+  const hn::FixedTag<uint16_t, 8> d16;
+  const hn::Rebind<uint8_t, hn::FixedTag<uint16_t, 8>> d_half;
+  for (int i = 0; i < group; i += 16) {
+    const auto pairs = hn::BitCast(d16, hn::LoadU(d8, codes + i));
+    const auto joined = hn::And(hn::Or(pairs, hn::ShiftRight<4>(pairs)), hn::Set(d16, 0xffu));
+    hn::StoreU(hn::TruncateTo(d_half, joined), d_half, packed + i / 2);
+  }
+#endif
 }
 
 template <class T>
@@ -154,20 +201,26 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
     return;
   }
   const int group = CacheGroup(format);
-  if (format == CacheFormat::kQ8) {
-    uint8_t* scales = dst + n;
-    for (int64_t g = 0; g < n / group; ++g) {
-      EncodeGroup<E4M3>(format, x + g * group, group, dst + g * group, scales + g);
-    }
-    return;
-  }
-  uint8_t* scales = dst + n / 2;
-  uint8_t codes[32];
-  for (int64_t g = 0; g < n / group; ++g) {
-    EncodeGroup<E2M1>(format, x + g * group, group, codes, scales + g);
-    uint8_t* packed = dst + g * group / 2;
-    for (int i = 0; i < group / 2; ++i) {
-      packed[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
+  const int64_t num_groups = n / group;
+  uint8_t* scale_bytes = dst + (format == CacheFormat::kQ8 ? n : n / 2);
+  for (int64_t first = 0; first < num_groups; first += kScalesAtOnce) {
+    const int64_t count = std::min(kScalesAtOnce, num_groups - first);
+    HWY_ALIGN float largest[kScalesAtOnce] = {};
+    GroupScales scales;
+    for (int64_t g = 0; g < count; ++g)
+      largest[g] = LargestOf(x + (first + g) * group, group);
+    ScalesOf(format, largest, scales);
+    std::memcpy(scale_bytes + first, scales.bytes, static_cast<size_t>(count));
+    for (int64_t g = 0; g < count; ++g) {
+      const T* from = x + (first + g) * group;
+      if (format == CacheFormat::kQ8) {
+        EncodeGroup<E4M3>(format, from, group, scales.scale[g], scales.reciprocal[g],
+                          dst + (first + g) * group);
+        continue;
+      }
+      HWY_ALIGN uint8_t codes[32];
+      EncodeGroup<E2M1>(format, from, group, scales.scale[g], scales.reciprocal[g], codes);
+      PackNibbles(codes, group, dst + (first + g) * group / 2);
     }
   }
 }
