@@ -4,6 +4,7 @@
 #include "kernels/indexer/index_select.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
@@ -86,13 +87,16 @@ constexpr int64_t kKeyTile = 64;  // groups scored at a time
 constexpr int64_t kMaxTileRows = 16;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-struct Scored {
-  float score;
-  int32_t index;
-};
-// Higher score first, lower index among equals.
-bool Better(const Scored& a, const Scored& b) {
-  return a.score != b.score ? a.score > b.score : a.index < b.index;
+// A score and its index as one number: smaller is better, which is the higher score, among equals
+// the lower index (-0 and 0 are equal).
+uint64_t ScoreKey(float score, int32_t index) {
+  const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
+  const uint32_t descending = (bits >> 31) != 0 ? bits : ~bits & 0x7fffffffu;
+  return static_cast<uint64_t>(descending) << 32 | static_cast<uint32_t>(index);
+}
+float ScoreOf(uint64_t key) {
+  const uint32_t descending = static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>((descending >> 31) != 0 ? descending : ~descending & 0x7fffffffu);
 }
 
 // Keeps the best `capacity` of a stream of scores. Entries that cannot be among them any more are
@@ -100,7 +104,7 @@ bool Better(const Scored& a, const Scored& b) {
 class TopSet {
  public:
   TopSet() = default;
-  TopSet(Scored* entries, int64_t capacity) : entries_(entries), capacity_(capacity) {}
+  TopSet(uint64_t* entries, int64_t capacity) : entries_(entries), capacity_(capacity) {}
 
   void Reset() {
     count_ = 0;
@@ -109,14 +113,14 @@ class TopSet {
   // Indices must come in ascending order (so an equal score later never displaces an earlier one).
   void Add(float score, int32_t index) {
     if (!(score > floor_)) return;
-    entries_[count_++] = {score, index};
+    entries_[count_++] = ScoreKey(score, index);
     if (count_ == 2 * capacity_) Prune();
   }
   // The best, as ascending indices; returns how many.
   int32_t Finish(int32_t* indices) {
     Prune();
     for (int64_t i = 0; i < count_; ++i)
-      indices[i] = entries_[i].index;
+      indices[i] = static_cast<int32_t>(entries_[i] & 0xffffffffu);
     std::sort(indices, indices + count_);
     return static_cast<int32_t>(count_);
   }
@@ -124,12 +128,12 @@ class TopSet {
  private:
   void Prune() {
     if (count_ <= capacity_) return;
-    std::nth_element(entries_, entries_ + capacity_ - 1, entries_ + count_, Better);
+    std::nth_element(entries_, entries_ + capacity_ - 1, entries_ + count_);
     count_ = capacity_;
-    floor_ = entries_[capacity_ - 1].score;
+    floor_ = ScoreOf(entries_[capacity_ - 1]);
   }
 
-  Scored* entries_ = nullptr;  // [2 * capacity]
+  uint64_t* entries_ = nullptr;  // [2 * capacity]
   int64_t capacity_ = 0;
   int64_t count_ = 0;
   float floor_ = kMasked;
@@ -154,10 +158,10 @@ SelectScratch TakeSelectScratch(Arena& arena, const IndexSelectParams& p) {
   s.dots = arena.Take<float>(p.num_heads * kKeyTile);
   s.scores = arena.Take<float>(kKeyTile);
   for (TopSet& set : s.rows)
-    set = TopSet(arena.Take<Scored>(2 * int64_t{p.top_k}), p.top_k);
+    set = TopSet(arena.Take<uint64_t>(2 * int64_t{p.top_k}), p.top_k);
   if (p.mode != IndexSelectParams::Mode::kProduce) return s;
   for (TopSet& set : s.blocks) {
-    set = TopSet(arena.Take<Scored>(2 * int64_t{p.candidate_top}), p.candidate_top);
+    set = TopSet(arena.Take<uint64_t>(2 * int64_t{p.candidate_top}), p.candidate_top);
   }
   return s;
 }
@@ -347,7 +351,7 @@ int64_t IndexSelectScratchBytesCpu(
       kKeyTile * dim + kMaxTileRows * num_heads * (int64_t{dim} + 1) + (num_heads + 1) * kKeyTile;
   const int64_t entries = 2 * kMaxTileRows * (int64_t{top_k} + candidate_top);
   constexpr int64_t kAlignSlack = (8 + 2 * kMaxTileRows) * static_cast<int64_t>(Arena::kAlign);
-  return num_threads * (floats * kF32Bytes + entries * static_cast<int64_t>(sizeof(Scored)) +
+  return num_threads * (floats * kF32Bytes + entries * static_cast<int64_t>(sizeof(uint64_t)) +
                         static_cast<int64_t>(sizeof(SelectScratch)) + kAlignSlack);
 }
 
