@@ -52,22 +52,31 @@ inline double BenchSeconds(const BenchFlags& flags) {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// Median seconds of one call of fn, over at least 0.2 s (smoke: one call).
+// Median seconds of one call of fn, over at least 0.2 s (smoke: one call). Calls too short for the
+// clock, which takes some 0.2 us itself, are timed many at a time.
 template <class Fn>
 double MedianSeconds(const BenchFlags& flags, Fn&& fn) {
   constexpr double kMinTotalSeconds = 0.2;
+  constexpr double kMinRunSeconds = 20e-6;
   constexpr size_t kMinRuns = 5;
   constexpr size_t kMaxRuns = 20000;
-  if (!flags.smoke) fn();  // warm-up
-  std::vector<double> runs;
-  double total = 0.0;
-  do {
+  const auto seconds_of = [&](int64_t calls) {
     const double start = BenchSeconds(flags);
-    fn();
-    runs.push_back(BenchSeconds(flags) - start);
-    total += runs.back();
-  } while (!flags.smoke && runs.size() < kMaxRuns &&
-           (total < kMinTotalSeconds || runs.size() < kMinRuns));
+    for (int64_t i = 0; i < calls; ++i)
+      fn();
+    return BenchSeconds(flags) - start;
+  };
+  if (flags.smoke) return seconds_of(1);
+  fn();  // warm-up
+  const double once = std::max(seconds_of(1), 1e-8);
+  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kMinRunSeconds / once));
+  std::vector<double> runs;
+  for (double total = 0.0;
+       runs.size() < kMaxRuns && (total < kMinTotalSeconds || runs.size() < kMinRuns);) {
+    const double seconds = seconds_of(calls);
+    total += seconds;
+    runs.push_back(seconds / static_cast<double>(calls));
+  }
   std::nth_element(runs.begin(), runs.begin() + static_cast<int64_t>(runs.size() / 2), runs.end());
   return runs[runs.size() / 2];
 }
