@@ -1,10 +1,12 @@
 // How the next token of one sequence is chosen; fixed when the sequence opens. Filled by
 // gateway/openai from a request, carried unchanged through scheduler and engine to the workers.
-// Ranges are those of the API (they are checked where a request is parsed); the order in which a
-// worker applies the fields is dspark.md 2.3 and chat.md 4.3 of the specification.
+// Ranges are those of common/sampling_bounds.h, for the API, here and in the workers; the order in
+// which a worker applies the fields is dspark.md 2.3 and chat.md 4.3 of the specification.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,8 +33,17 @@ struct SamplingParams {
   int32_t num_prompt_logprobs = -1;             // same, for the prompt's tokens
 };
 
-// INVALID_ARGUMENT with field and value for what a worker would refuse. A refused op ends the epoch
-// for everybody, so this is asked before a request is queued. `vocab_size` 0: not known.
+struct SamplingProblem {
+  std::string field;  // as clients name it
+  std::string message;
+};
+
+// The first field that a worker would refuse, or that can leave no token to draw. A refused op ends
+// the epoch for everybody, so this is asked before a request is queued. `vocab_size` 0: not known.
+std::optional<SamplingProblem> FindSamplingProblem(const SamplingParams& params,
+                                                   int32_t vocab_size);
+
+// The same as INVALID_ARGUMENT.
 absl::Status CheckSamplingParams(const SamplingParams& params, int32_t vocab_size);
 
 }  // namespace twinspark::gateway

@@ -69,6 +69,9 @@ HWY_EXPORT(AllFinite);
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyBelow = 1e-5f;
+// A tiny repetition penalty would make a logit infinite; this stays finite when divided by any
+// temperature that is not greedy.
+constexpr float kLargestPenalized = 1e30f;
 
 struct Candidate {
   float logit;
@@ -112,6 +115,7 @@ void Penalize(const ChoiceRow& row, int32_t id, int64_t generated, int64_t vocab
   if (!InVocab(id, vocab)) return;
   float& l = logits[id];
   l = l > 0 ? l / row.repetition_penalty : l * row.repetition_penalty;
+  l = std::min(l, kLargestPenalized);
   l -= row.frequency_penalty * static_cast<float>(generated);
   if (generated > 0) l -= row.presence_penalty;
 }

@@ -200,6 +200,24 @@ TEST(ChooseTokens, NegativeLogitsAreMultipliedByTheRepetitionPenalty) {
   EXPECT_EQ(Choose(logits, row), 1);
 }
 
+// The smallest penalty that a request may ask for: what was there is all but certain to come again,
+// and nothing becomes infinite.
+TEST(ChooseTokens, ATinyRepetitionPenaltyStaysFinite) {
+  const std::vector<float> logits = {3, 20, -5, 19};
+  const TokenCount counts[] = {{0, 1, 0}, {3, 0, 2}, {2, 1, 0}};
+  ChoiceRow row;
+  row.counts = counts;
+  row.num_counts = 3;
+  row.repetition_penalty = std::numeric_limits<float>::min();
+  EXPECT_EQ(Choose(logits, row), 0) << "both are as large as it goes; the lowest id";
+  for (const float temperature : {1e-5f, 1.0f, 2.0f}) {
+    row.temperature = temperature;
+    row.top_p = 0.9f;
+    const int32_t drawn = Choose(logits, row);
+    EXPECT_TRUE(drawn == 0 || drawn == 3) << drawn << " at " << temperature;
+  }
+}
+
 TEST(ChooseTokens, LogprobsAreOfTheRawLogits) {
   RandomTensor random(103);
   constexpr int64_t kVocab = 50;

@@ -1,7 +1,6 @@
 // See op_reader.h.
 #include "shard_worker/service/op_reader.h"
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -11,11 +10,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "common/limits.h"
+#include "common/sampling_bounds.h"
 #include "common/status_macros.h"
 #include "proto/shard_worker.pb.h"
 
 namespace twinspark {
 namespace {
+
+namespace bounds = sampling_bounds;
 
 absl::Status Invalid(const char* field, int64_t value, int64_t low, int64_t high) {
   return absl::InvalidArgumentError(
@@ -86,26 +88,41 @@ class OpParser {
   absl::flat_hash_set<uint32_t> used_slots_;
 };
 
-absl::Status CheckFloat(const char* field, float value, float low, float high) {
-  if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
+absl::Status CheckFloat(const char* field, float value, const bounds::Range& range) {
+  const double number = static_cast<double>(value);
+  if (number >= range.low && number <= range.high) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ", allowed ", low, " to ", high));
+      absl::StrCat(field, " is ", value, ", allowed ", range.low, " to ", range.high));
+}
+
+absl::Status CheckRange(const char* field, int64_t value, const bounds::Range& range) {
+  return CheckRange(field, value, static_cast<int64_t>(range.low),
+                    static_cast<int64_t>(range.high));
+}
+
+absl::Status CheckSize(const char* field, int size, size_t most) {
+  return CheckRange(field, size, 0, static_cast<int64_t>(most));
 }
 
 absl::StatusOr<SamplingParams> OpParser::ReadSampling(const proto::SamplingParams& wire) const {
   SamplingParams params;
-  RETURN_IF_ERROR(CheckFloat("temperature", wire.temperature(), 0, 100));
-  RETURN_IF_ERROR(CheckRange("top_k", wire.top_k(), 0, INT32_MAX));
-  RETURN_IF_ERROR(CheckFloat("top_p", wire.top_p(), 0, 1));
-  RETURN_IF_ERROR(CheckFloat("min_p", wire.min_p(), 0, 1));
-  RETURN_IF_ERROR(CheckFloat("repetition_penalty", wire.repetition_penalty(), 0, 100));
-  RETURN_IF_ERROR(CheckFloat("presence_penalty", wire.presence_penalty(), -100, 100));
-  RETURN_IF_ERROR(CheckFloat("frequency_penalty", wire.frequency_penalty(), -100, 100));
-  RETURN_IF_ERROR(CheckRange("logit_bias pairs", wire.logit_bias_size(), 0, limits::kMaxLogitBias));
-  RETURN_IF_ERROR(CheckRange("min_tokens", wire.min_tokens(), 0, limits::kMaxContext));
-  // One more than clients may name: the end-of-sequence id.
-  RETURN_IF_ERROR(CheckRange("stop ids", wire.stop_ids_size(), 0, limits::kMaxStopIds + 1));
-  RETURN_IF_ERROR(CheckRange("bad words", wire.bad_words_size(), 0, 2 * limits::kMaxBadWords));
+  RETURN_IF_ERROR(CheckFloat("temperature", wire.temperature(), bounds::kTemperature));
+  RETURN_IF_ERROR(CheckFloat("min_p", wire.min_p(), bounds::kMinP));
+  RETURN_IF_ERROR(
+      CheckFloat("presence_penalty", wire.presence_penalty(), bounds::kPresencePenalty));
+  RETURN_IF_ERROR(
+      CheckFloat("frequency_penalty", wire.frequency_penalty(), bounds::kFrequencyPenalty));
+  // 0 on the wire: off.
+  if (wire.top_p() != 0) RETURN_IF_ERROR(CheckFloat("top_p", wire.top_p(), bounds::kTopP));
+  if (wire.repetition_penalty() != 0) {
+    RETURN_IF_ERROR(
+        CheckFloat("repetition_penalty", wire.repetition_penalty(), bounds::kRepetitionPenalty));
+  }
+  RETURN_IF_ERROR(CheckRange("top_k", wire.top_k(), bounds::kTopK));
+  RETURN_IF_ERROR(CheckRange("min_tokens", wire.min_tokens(), bounds::kMinTokens));
+  RETURN_IF_ERROR(CheckSize("logit_bias pairs", wire.logit_bias_size(), bounds::kMaxLogitBiases));
+  RETURN_IF_ERROR(CheckSize("stop ids", wire.stop_ids_size(), bounds::kMaxStopIds));
+  RETURN_IF_ERROR(CheckSize("bad words", wire.bad_words_size(), bounds::kMaxBadWordSpellings));
   params.temperature = wire.temperature();
   params.top_k = static_cast<int32_t>(wire.top_k());
   params.top_p = wire.top_p() == 0 ? 1.0f : wire.top_p();
@@ -118,7 +135,7 @@ absl::StatusOr<SamplingParams> OpParser::ReadSampling(const proto::SamplingParam
   params.min_tokens = static_cast<int32_t>(wire.min_tokens());
   for (const proto::LogitBias& pair : wire.logit_bias()) {
     RETURN_IF_ERROR(CheckToken("logit_bias token", pair.token_id()));
-    RETURN_IF_ERROR(CheckFloat("logit_bias value", pair.bias(), -1000, 1000));
+    RETURN_IF_ERROR(CheckFloat("logit_bias value", pair.bias(), bounds::kLogitBias));
     params.logit_bias.emplace_back(static_cast<int32_t>(pair.token_id()), pair.bias());
   }
   for (const uint32_t id : wire.stop_ids()) {
@@ -126,7 +143,7 @@ absl::StatusOr<SamplingParams> OpParser::ReadSampling(const proto::SamplingParam
     params.stop_ids.push_back(static_cast<int32_t>(id));
   }
   for (const proto::TokenIds& word : wire.bad_words()) {
-    RETURN_IF_ERROR(CheckRange("ids of a bad word", word.ids_size(), 1, limits::kMaxBadWordIds));
+    RETURN_IF_ERROR(CheckRange("ids of a bad word", word.ids_size(), 1, bounds::kMaxBadWordIds));
     std::vector<int32_t>& ids = params.bad_words.emplace_back();
     for (const uint32_t id : word.ids()) {
       RETURN_IF_ERROR(CheckToken("bad word id", id));
@@ -134,7 +151,7 @@ absl::StatusOr<SamplingParams> OpParser::ReadSampling(const proto::SamplingParam
     }
   }
   if (wire.has_logprobs()) {
-    RETURN_IF_ERROR(CheckRange("logprobs", wire.logprobs(), 0, limits::kMaxTopLogprobs));
+    RETURN_IF_ERROR(CheckRange("logprobs", wire.logprobs(), bounds::kLogprobs));
     params.num_logprobs = static_cast<int32_t>(wire.logprobs());
   }
   return params;
@@ -164,8 +181,8 @@ absl::Status OpParser::AddOpen(const proto::OpenSequence& wire) {
     part.open.num_prompt_ids = wire.num_prompt_ids();
     part.open.drafts_allowed = wire.draft_allowed();
     if (wire.has_prompt_logprobs()) {
-      RETURN_IF_ERROR(CheckRange("OpenSequence.prompt_logprobs", wire.prompt_logprobs(), 0,
-                                 limits::kMaxTopLogprobs));
+      RETURN_IF_ERROR(
+          CheckRange("OpenSequence.prompt_logprobs", wire.prompt_logprobs(), bounds::kLogprobs));
       part.open.num_prompt_logprobs = static_cast<int32_t>(wire.prompt_logprobs());
     }
     ASSIGN_OR_RETURN(part.open.sampling, ReadSampling(wire.sampling()));

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "common/limits.h"
+#include "common/sampling_bounds.h"
 #include "proto/shard_worker.pb.h"
 
 namespace twinspark {
@@ -255,6 +256,53 @@ TEST(OpReaderTest, FullRoundIsTaken) {
   small.granted.max_round_rows = 47;
   EXPECT_THAT(std::string(ReadOp(wire.SerializeAsString(), small).refused.message()),
               HasSubstr("rows of the Round"));
+}
+
+// The numbers of common/sampling_bounds.h, which the API and the engine check too: an op that they
+// made is never refused for its sampling, and what lies beyond is.
+TEST(OpReaderTest, SamplingBoundsAreThoseOfTheApi) {
+  namespace bounds = sampling_bounds;
+  using Set = std::function<void(proto::SamplingParams*, float)>;
+  struct Field {
+    const char* name;
+    bounds::Range range;
+    Set set;
+    bool is_integer = false;
+  };
+  const std::vector<Field> fields = {
+      {"temperature", bounds::kTemperature, &proto::SamplingParams::set_temperature},
+      {"top_p", bounds::kTopP, &proto::SamplingParams::set_top_p},
+      {"min_p", bounds::kMinP, &proto::SamplingParams::set_min_p},
+      {"repetition_penalty", bounds::kRepetitionPenalty,
+       &proto::SamplingParams::set_repetition_penalty},
+      {"presence_penalty", bounds::kPresencePenalty, &proto::SamplingParams::set_presence_penalty},
+      {"frequency_penalty", bounds::kFrequencyPenalty,
+       &proto::SamplingParams::set_frequency_penalty},
+      {"logit_bias value", bounds::kLogitBias,
+       [](proto::SamplingParams* s, float v) { s->add_logit_bias()->set_bias(v); }},
+      {"min_tokens", bounds::kMinTokens,
+       [](proto::SamplingParams* s, float v) { s->set_min_tokens(static_cast<uint32_t>(v)); },
+       true},
+      {"logprobs", bounds::kLogprobs,
+       [](proto::SamplingParams* s, float v) { s->set_logprobs(static_cast<uint32_t>(v)); }, true},
+  };
+  const auto status = [](const Field& field, float value) {
+    proto::Op wire = NewOp();
+    field.set(AddOpen(wire)->mutable_sampling(), value);
+    return Read(wire).refused;
+  };
+  for (const Field& field : fields) {
+    const auto low = static_cast<float>(field.range.low);
+    const auto high = static_cast<float>(field.range.high);
+    EXPECT_TRUE(status(field, low).ok()) << status(field, low);
+    EXPECT_TRUE(status(field, high).ok()) << status(field, high);
+    const float above = field.is_integer ? high + 1 : std::nextafterf(high, HUGE_VALF);
+    EXPECT_THAT(std::string(status(field, above).message()), HasSubstr(field.name));
+    // Unsigned numbers have nothing below 0.
+    if (field.is_integer) continue;
+    const float below = std::nextafterf(low, -HUGE_VALF);
+    EXPECT_THAT(std::string(status(field, below).message()), HasSubstr(field.name));
+  }
 }
 
 TEST(OpReaderTest, UnbuiltPartsAreNamed) {
