@@ -483,6 +483,7 @@ void EngineLoop::Publish(bool force) {
     status.limits.max_context = limits_.max_context;
     status.limits.max_output_default = config_.scheduler.max_output_default;
     status.limits.max_queue = static_cast<int32_t>(config_.scheduler.max_queue);
+    status.limits.vocab_size = limits_.vocab_size;
     status.limits.num_drafts = std::min(config_.scheduler.num_drafts, limits_.max_drafts);
     status.num_running = scheduler_.num_running();
     status.num_waiting = scheduler_.num_waiting();

@@ -2,10 +2,51 @@
 
 #include <boost/json.hpp>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
 namespace twinspark::gateway {
 namespace {
 
 namespace json = boost::json;
+
+// Boost.JSON writes 24.0 as 2.4E1. Here numbers are for people too: no exponents, three decimals at
+// most, none where there is no fraction.
+void AppendNumber(double value, std::string* out) {
+  std::string text = absl::StrFormat("%.3f", value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  out->append(text == "-0" ? "0" : text);
+}
+
+void AppendJson(const json::value& value, std::string* out) {
+  if (const json::object* object = value.if_object()) {
+    out->push_back('{');
+    for (const json::key_value_pair& member : *object) {
+      if (out->back() != '{') out->push_back(',');
+      absl::StrAppend(out, json::serialize(json::string(member.key())), ":");
+      AppendJson(member.value(), out);
+    }
+    out->push_back('}');
+  } else if (const json::array* array = value.if_array()) {
+    out->push_back('[');
+    for (const json::value& item : *array) {
+      if (out->back() != '[') out->push_back(',');
+      AppendJson(item, out);
+    }
+    out->push_back(']');
+  } else if (const double* number = value.if_double()) {
+    AppendNumber(*number, out);
+  } else {
+    out->append(json::serialize(value));
+  }
+}
+
+std::string Text(const json::object& root) {
+  std::string out;
+  AppendJson(root, &out);
+  return out;
+}
 
 json::object RowServiceJson(const RowServiceStatus& row_service) {
   return {{"endpoint", row_service.endpoint},
@@ -108,15 +149,15 @@ std::string EngineStatusJson(const EngineStatus& status) {
       {"last_epoch_end", status.last_epoch_end},
       {"not_enforced", std::move(not_enforced)},
       {"workers", std::move(workers)}};
-  return json::serialize(root);
+  return Text(root);
 }
 
 std::string EngineHealthJson(const EngineStatus& status) {
-  return json::serialize(json::object{{"status", status.ready() ? "ok" : "unavailable"},
-                                      {"state", EngineStateName(status.state)},
-                                      {"epoch", status.epoch},
-                                      {"reason", status.reason},
-                                      {"since_s", status.state_age_s}});
+  return Text({{"status", status.ready() ? "ok" : "unavailable"},
+               {"state", EngineStateName(status.state)},
+               {"epoch", status.epoch},
+               {"reason", status.reason},
+               {"since_s", status.state_age_s}});
 }
 
 }  // namespace twinspark::gateway

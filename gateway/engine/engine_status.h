@@ -31,6 +31,7 @@ struct EngineLimits {
   int32_t max_output_default = 0;
   int32_t max_queue = 0;
   int32_t num_drafts = 0;  // server default of k; 0 when the model has no drafter
+  int32_t vocab_size = 0;  // of the model
 };
 
 struct RowServiceStatus {
