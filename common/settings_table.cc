@@ -39,6 +39,11 @@ constexpr SettingSpec kTable[] = {
      "Model id that clients see; more names are aliases."},
     {"API_KEY_FILE", SettingType::kString, "", 0, 0, kGateway,
      "File with one accepted API key per line. Unset: open to everyone who reaches the port."},
+    {"CORS_ALLOW_ORIGIN", SettingType::kList, "", 0, 0, kGateway,
+     "Origins (https://host:port) whose pages may call from a browser, or *. Unset: none."},
+    {"SLOW_CLIENT_SECONDS", SettingType::kDouble, "10", 0.1, 3600, kGateway,
+     "Seconds without taking a byte of its answer after which a client is dropped and its request "
+     "ends."},
     {"WORKERS", SettingType::kList, "127.0.0.1:9472", 0, 0, kGateway,
      "host:port of every shard_worker, rank 0 first; their number is the tensor-parallel size."},
     {"ENGRAM_ENDPOINTS", SettingType::kList, "127.0.0.1:9471", 0, 0, kGateway,

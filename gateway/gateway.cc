@@ -138,6 +138,7 @@ ExitCode Gateway::StartHttp() {
   OpenAiOptions api_options;
   api_options.model_names = settings_.List("SERVED_MODEL_NAME");
   api_options.api_keys = *std::move(keys);
+  api_options.cors_origins = settings_.List("CORS_ALLOW_ORIGIN");
   api_options.model_root = settings_.String("MODEL_DIR");
   api_options.build_id = BuildId();
   api_ = std::make_unique<OpenAiApi>(std::move(api_options), text_, engine_->service(), metrics_);
@@ -146,6 +147,8 @@ ExitCode Gateway::StartHttp() {
   http_options.address = settings_.String("LISTEN_ADDR");
   http_options.port = static_cast<uint16_t>(settings_.Int("PORT"));
   http_options.num_threads = kHttpThreads;
+  http_options.write_stall_ms =
+      static_cast<int64_t>(1000 * settings_.Double("SLOW_CLIENT_SECONDS"));
   http_options.error_body = &OpenAiApi::HttpErrorBody;
   auto http = HttpServer::Start(std::move(http_options),
                                 [api = api_.get()](std::shared_ptr<HttpExchange> exchange) {

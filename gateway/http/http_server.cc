@@ -23,6 +23,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 
 #include "absl/container/flat_hash_map.h"
@@ -48,6 +49,10 @@ constexpr size_t kMaxAheadBytes = 256 << 10;
 // After an error answer the rest of the request is read and thrown away for so long, because
 // closing with unread bytes makes the kernel discard the answer.
 constexpr int64_t kLingerMs = 2000;
+// Bytes that the kernel takes for a client whose window is closed. Left alone it takes megabytes,
+// and a client that never reads would not be noticed before its request has run to its end.
+constexpr int kMaxNotSentBytes = 16 << 10;
+using NotSentLowWater = asio::detail::socket_option::integer<IPPROTO_TCP, TCP_NOTSENT_LOWAT>;
 constexpr int kMaxRefusedConnections = 64;  // beyond max_connections, answered with 503
 constexpr int64_t kAcceptRetryMs = 50;
 
@@ -234,6 +239,7 @@ class Exchange : public HttpExchange, public std::enable_shared_from_this<Exchan
 void Connection::Start(bool refuse) {
   error_code ignored;
   socket_.set_option(tcp::no_delay(true), ignored);
+  socket_.set_option(NotSentLowWater(kMaxNotSentBytes), ignored);
   socket_.non_blocking(true, ignored);
   Read();
   if (refuse) {

@@ -69,7 +69,7 @@ struct HttpServerOptions {
   int64_t header_read_ms = limits::kHeaderReadMsMax;
   int64_t body_read_ms = limits::kBodyReadMsMax;
   int64_t idle_ms = 120000;        // between requests of one connection
-  int64_t write_stall_ms = 60000;  // without a byte taken by the client
+  int64_t write_stall_ms = 10000;  // without a byte taken by a client that has some to take
   int64_t keepalive_ms = limits::kSseKeepaliveMs;
 };
 

@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "common/ids.h"
 #include "common/limits.h"
+#include "common/sampling_bounds.h"
 
 namespace twinspark::gateway {
 namespace {
+
+namespace bounds = sampling_bounds;
 
 constexpr size_t kMaxRequestIdBytes = 128;
 
@@ -50,9 +52,9 @@ void ReadStop(FieldReader& reader, CommonFields* fields) {
 void ReadLogitBias(FieldReader& reader, int32_t vocab_size, SamplingParams* sampling) {
   const Json* bias = reader.Object("logit_bias");
   if (bias == nullptr) return;
-  if (bias->as_object().size() > limits::kMaxLogitBias) {
-    reader.Fail("logit_bias",
-                absl::StrCat("`logit_bias` may have at most ", limits::kMaxLogitBias, " entries."));
+  if (bias->as_object().size() > bounds::kMaxLogitBiases) {
+    reader.Fail("logit_bias", absl::StrCat("`logit_bias` may have at most ",
+                                           bounds::kMaxLogitBiases, " entries."));
     return;
   }
   for (const auto& [key, value] : bias->as_object()) {
@@ -68,9 +70,11 @@ void ReadLogitBias(FieldReader& reader, int32_t vocab_size, SamplingParams* samp
                                              " is outside the vocabulary of ", vocab_size, "."));
       return;
     }
-    if (!value.is_number() || value.as_double() < -100 || value.as_double() > 100) {
+    if (!value.is_number() || value.as_double() < bounds::kLogitBias.low ||
+        value.as_double() > bounds::kLogitBias.high) {
       reader.Fail("logit_bias", absl::StrCat("`logit_bias`: the value of token ", id,
-                                             " must be a number between -100 and 100."));
+                                             " must be a number between ", bounds::kLogitBias.low,
+                                             " and ", bounds::kLogitBias.high, "."));
       return;
     }
     sampling->logit_bias.emplace_back(id, static_cast<float>(value.as_double()));
@@ -81,11 +85,13 @@ void ReadLogitBias(FieldReader& reader, int32_t vocab_size, SamplingParams* samp
 void ReadBadWords(FieldReader& reader, const TextModel& text, SamplingParams* sampling) {
   const Json::Array* words = reader.Array("bad_words");
   if (words == nullptr) return;
-  if (words->size() > limits::kMaxBadWords / 2) {
+  if (words->size() > bounds::kMaxBadWords) {
     reader.Fail("bad_words",
-                absl::StrCat("At most ", limits::kMaxBadWords / 2, " bad words are allowed."));
+                absl::StrCat("At most ", bounds::kMaxBadWords, " bad words are allowed."));
     return;
   }
+  EncodeBudget budget;
+  budget.max_ids = bounds::kMaxBadWordIds;
   for (const Json& word : *words) {
     if (!word.is_string() || word.as_string().empty()) {
       reader.Fail("bad_words", "`bad_words` must be an array of non-empty strings.");
@@ -93,11 +99,10 @@ void ReadBadWords(FieldReader& reader, const TextModel& text, SamplingParams* sa
     }
     for (const std::string& spelling : {word.as_string(), " " + word.as_string()}) {
       std::vector<int32_t> ids;
-      text.tokenizer->EncodePlain(spelling, &ids);
-      if (ids.size() > limits::kMaxBadWordIds) {
+      if (!text.tokenizer->EncodePlain(spelling, &ids, budget)) {
         reader.Fail("bad_words",
                     absl::StrCat("The bad word ", Quoted(word.as_string()), " has more than ",
-                                 limits::kMaxBadWordIds, " tokens."));
+                                 bounds::kMaxBadWordIds, " tokens."));
         return;
       }
       sampling->bad_words.push_back(std::move(ids));
@@ -110,20 +115,23 @@ void ReadSampling(FieldReader& reader,
                   const FieldLimits& limits,
                   CommonFields* fields) {
   SamplingParams& sampling = fields->sampling;
-  const auto number = [&](std::string_view key, double min, double max, double fallback,
-                          bool min_excluded = false) {
-    return static_cast<float>(reader.Number(key, min, max, min_excluded).value_or(fallback));
+  const auto number = [&](std::string_view key, const bounds::Range& range, double fallback) {
+    return static_cast<float>(reader.Number(key, range.low, range.high).value_or(fallback));
   };
-  sampling.temperature = number("temperature", 0, 2, limits.default_temperature);
-  sampling.top_p = number("top_p", 0, 1, limits.default_top_p, /*min_excluded=*/true);
-  // Smaller than any float is still a filter, not none.
-  sampling.top_p = std::max(sampling.top_p, std::numeric_limits<float>::min());
-  sampling.min_p = number("min_p", 0, 1, 0);
+  // Greater than 0, however little.
+  const auto positive = [&](std::string_view key, const bounds::Range& range, double fallback) {
+    const double value =
+        reader.Number(key, 0, range.high, /*min_excluded=*/true).value_or(fallback);
+    return static_cast<float>(std::max(value, range.low));
+  };
+  sampling.temperature = number("temperature", bounds::kTemperature, limits.default_temperature);
+  sampling.top_p = positive("top_p", bounds::kTopP, limits.default_top_p);
+  sampling.min_p = number("min_p", bounds::kMinP, 0);
   sampling.top_k = static_cast<int32_t>(
-      std::max<int64_t>(0, reader.Integer("top_k", -1, INT32_MAX).value_or(0)));
-  sampling.frequency_penalty = number("frequency_penalty", -2, 2, 0);
-  sampling.presence_penalty = number("presence_penalty", -2, 2, 0);
-  sampling.repetition_penalty = number("repetition_penalty", 0, 10, 1, /*min_excluded=*/true);
+      std::max<int64_t>(0, reader.Integer("top_k", -1, int64_t{INT32_MAX}).value_or(0)));
+  sampling.frequency_penalty = number("frequency_penalty", bounds::kFrequencyPenalty, 0);
+  sampling.presence_penalty = number("presence_penalty", bounds::kPresencePenalty, 0);
+  sampling.repetition_penalty = positive("repetition_penalty", bounds::kRepetitionPenalty, 1);
   const std::optional<int64_t> seed = reader.Integer("seed", INT64_MIN, INT64_MAX);
   sampling.seed = seed.has_value() && *seed != -1 ? static_cast<uint64_t>(*seed) : RandomU64();
   fields->num_choices =
@@ -175,13 +183,15 @@ CommonFields ReadCommonFields(FieldReader& reader,
   ReadSampling(reader, text, limits, &fields);
   ReadStop(reader, &fields);
   fields.stop_token_ids =
-      reader.TokenIds("stop_token_ids", limits::kMaxStopIds - 1, limits.vocab_size)
+      reader
+          .TokenIds("stop_token_ids", bounds::kMaxStopTokenIds, limits.vocab_size,
+                    /*may_be_empty=*/true)
           .value_or(std::vector<int32_t>());
   fields.sampling.stop_token_ids = fields.stop_token_ids;
   if (!reader.Bool("ignore_eos").value_or(false)) {
     fields.sampling.stop_token_ids.push_back(text.tokens.eos);
   }
-  const std::optional<int64_t> min_tokens = reader.Integer("min_tokens", 0, INT32_MAX);
+  const std::optional<int64_t> min_tokens = reader.Integer("min_tokens", 0, limits::kMaxContext);
   fields.sampling.min_tokens = static_cast<int32_t>(min_tokens.value_or(0));
   fields.include_stop = reader.Bool("include_stop_str_in_output").value_or(false);
   fields.skip_special_tokens = reader.Bool("skip_special_tokens").value_or(true);
@@ -205,32 +215,34 @@ CommonFields ReadCommonFields(FieldReader& reader,
   if (prompt_logprobs.has_value() && fields.stream) {
     reader.Fail("prompt_logprobs", "`prompt_logprobs` cannot be used with `stream`.");
   }
-  if (prompt_logprobs.has_value() && !limits.has_prompt_logprobs) {
-    reader.Fail("prompt_logprobs", "`prompt_logprobs` is not supported by this server.");
-  }
   fields.sampling.num_prompt_logprobs = static_cast<int32_t>(prompt_logprobs.value_or(-1));
   if (const std::string* salt = reader.String("cache_salt"); salt != nullptr && salt->empty()) {
     reader.Fail("cache_salt", "`cache_salt` must not be empty.");
   }
   RefuseUnbuilt(reader);
   ReadRequestId(reader, &fields);
+  // What no field shows alone, and what the engine would refuse without a name.
+  if (!reader.failed()) {
+    const auto problem = FindSamplingProblem(fields.sampling, limits.vocab_size);
+    if (problem.has_value()) reader.Fail(problem->field, problem->message + ".");
+  }
   return fields;
 }
 
 std::optional<int32_t> TokensThatFit(int64_t max_model_len,
                                      int64_t num_prompt,
+                                     bool is_cut,
                                      std::optional<int32_t> requested,
                                      const std::string& param,
                                      std::optional<ApiError>* error) {
   const int64_t wanted = requested.value_or(1);
-  if (num_prompt + wanted <= max_model_len) {
+  if (!is_cut && num_prompt + wanted <= max_model_len) {
     return static_cast<int32_t>(requested.value_or(max_model_len - num_prompt));
   }
   *error = ApiError::Invalid(
       param, absl::StrCat("This model's maximum context length is ", max_model_len,
                           " tokens. However, you requested ", wanted,
-                          " output tokens and your prompt "
-                          "contains ",
+                          " output tokens and your prompt contains ", is_cut ? "at least " : "",
                           num_prompt, " input tokens, for a total of ", num_prompt + wanted,
                           " tokens. Please reduce the length of the input prompt or the number of "
                           "requested output tokens."));

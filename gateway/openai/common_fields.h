@@ -19,7 +19,6 @@ struct FieldLimits {
   int32_t vocab_size = 0;
   double default_temperature = 1.0;
   double default_top_p = 0.95;
-  bool has_prompt_logprobs = false;  // the engine can give them
 };
 
 struct CommonFields {
@@ -47,9 +46,11 @@ CommonFields ReadCommonFields(FieldReader& reader,
                               const FieldLimits& limits);
 
 // The tokens that may be generated, or the error of chat.md 4.4: prompt + requested must fit.
-// `param` names the field that holds the prompt.
+// `param` names the field that holds the prompt. `is_cut`: the prompt has at least `num_prompt`
+// tokens, and was not encoded to its end because so many can never fit.
 std::optional<int32_t> TokensThatFit(int64_t max_model_len,
                                      int64_t num_prompt,
+                                     bool is_cut,
                                      std::optional<int32_t> requested,
                                      const std::string& param,
                                      std::optional<ApiError>* error);

@@ -37,10 +37,11 @@ void ReadPrompts(FieldReader& reader,
                  const TextModel& text,
                  int32_t vocab_size,
                  bool add_special_tokens,
+                 const EncodeBudget& budget,
                  std::vector<JobPrompt>* prompts) {
   const Json* prompt = reader.Get("prompt");
   const auto add_text = [&](const std::string& value) {
-    prompts->push_back({EncodePrompt(text, value, add_special_tokens), value});
+    prompts->push_back(EncodePrompt(text, value, add_special_tokens, budget));
   };
   const auto add_ids = [&](const Json& list) {
     std::optional<std::vector<int32_t>> ids = ReadIds(list, vocab_size);
@@ -52,7 +53,7 @@ void ReadPrompts(FieldReader& reader,
       reader.Fail("prompt", "`prompt` must not be an empty list.");
     } else {
       std::string echo = TextOfIds(text, *ids);
-      prompts->push_back({*std::move(ids), std::move(echo)});
+      prompts->push_back({.ids = *std::move(ids), .echo = std::move(echo)});
     }
   };
   if (prompt == nullptr) {
@@ -77,46 +78,57 @@ void ReadPrompts(FieldReader& reader,
       } else {
         reader.Fail("prompt", "`prompt` must be all strings, all ids or all lists of ids.");
       }
-      if (reader.failed()) return;
+      if (reader.failed() || prompts->back().is_cut) return;
     }
   }
 }
 
 // Keeps the last tokens of each prompt; -1 stands for the context limit, which is checked later.
-void Truncate(FieldReader& reader, std::vector<JobPrompt>* prompts) {
+void Truncate(FieldReader& reader, const TextModel& text, std::vector<JobPrompt>* prompts) {
   const std::optional<int64_t> keep =
       reader.Integer("truncate_prompt_tokens", -1, limits::kMaxContext);
   if (keep == 0) reader.Fail("truncate_prompt_tokens", "`truncate_prompt_tokens` must not be 0.");
   if (!keep.has_value() || *keep < 1) return;
   for (JobPrompt& prompt : *prompts) {
-    const size_t n = std::min(prompt.ids.size(), static_cast<size_t>(*keep));
-    prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - static_cast<ptrdiff_t>(n));
+    if (prompt.is_cut || prompt.ids.size() <= static_cast<size_t>(*keep)) continue;
+    prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - static_cast<ptrdiff_t>(*keep));
+    prompt.echo = TextOfIds(text, prompt.ids);
+    prompt.has_added_bos = false;
   }
 }
 
 }  // namespace
 
-std::vector<int32_t> EncodePrompt(const TextModel& text,
-                                  const std::string& prompt,
-                                  bool add_special_tokens) {
-  std::vector<int32_t> ids;
-  text.tokenizer->EncodeParse(prompt, &ids);
-  if (add_special_tokens && (ids.empty() || ids.front() != text.tokens.bos)) {
-    ids.insert(ids.begin(), text.tokens.bos);
+JobPrompt EncodePrompt(const TextModel& text,
+                       const std::string& prompt,
+                       bool add_special_tokens,
+                       const EncodeBudget& budget) {
+  JobPrompt result;
+  result.is_cut = !text.tokenizer->EncodeParse(prompt, &result.ids, budget);
+  if (result.is_cut) {
+    // How many there are at least, whatever was looked at.
+    result.num_ids_at_least = std::max(result.ids.size(), text.tokenizer->FewestIds(prompt.size()));
+    return result;
   }
-  return ids;
+  if (add_special_tokens && (result.ids.empty() || result.ids.front() != text.tokens.bos)) {
+    result.ids.insert(result.ids.begin(), text.tokens.bos);
+    result.has_added_bos = true;
+  }
+  result.echo = prompt;
+  return result;
 }
 
 CompletionRequest ReadCompletionRequest(const Json& body,
                                         const TextModel& text,
                                         const FieldLimits& limits,
                                         const std::vector<std::string>& model_names,
+                                        const EncodeBudget& budget,
                                         std::optional<ApiError>* error) {
   CompletionRequest request;
   FieldReader reader(body, "", error);
   CheckModel(reader, model_names);
   const bool add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
-  ReadPrompts(reader, text, limits.vocab_size, add_special_tokens, &request.prompts);
+  ReadPrompts(reader, text, limits.vocab_size, add_special_tokens, budget, &request.prompts);
   request.common = ReadCommonFields(reader, text, limits);
   SamplingParams& sampling = request.common.sampling;
 
@@ -137,20 +149,15 @@ CompletionRequest ReadCompletionRequest(const Json& body,
   if (best_of.has_value() && *best_of != request.common.num_choices) {
     reader.Fail("best_of", "`best_of` is only supported when it equals `n`.");
   }
-  Truncate(reader, &request.prompts);
+  Truncate(reader, text, &request.prompts);
   request.echo_logprobs = echo && logprobs.has_value();
-  if (request.echo_logprobs && !limits.has_prompt_logprobs) {
-    reader.Fail("echo", "`echo` with `logprobs` is not supported by this server.");
-  }
-  if (request.echo_logprobs && request.common.stream) {
-    reader.Fail("echo", "`echo` with `logprobs` cannot be streamed.");
-  }
-  if (request.echo_logprobs && sampling.num_prompt_logprobs < 0) {
-    sampling.num_prompt_logprobs = sampling.num_logprobs;
+  request.num_prompt_logprobs = sampling.num_prompt_logprobs;
+  if (request.echo_logprobs) {
+    sampling.num_prompt_logprobs = std::max(sampling.num_prompt_logprobs, sampling.num_logprobs);
   }
   for (JobPrompt& prompt : request.prompts) {
     if (!echo) prompt.echo.clear();
-    if (prompt.ids.empty()) reader.Fail("prompt", "`prompt` has no tokens.");
+    if (prompt.ids.empty() && !prompt.is_cut) reader.Fail("prompt", "`prompt` has no tokens.");
   }
   return request;
 }

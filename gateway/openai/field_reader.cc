@@ -102,10 +102,11 @@ const Json* FieldReader::Object(std::string_view key) {
 
 std::optional<std::vector<int32_t>> FieldReader::TokenIds(std::string_view key,
                                                           size_t max_count,
-                                                          int32_t vocab_size) {
+                                                          int32_t vocab_size,
+                                                          bool may_be_empty) {
   const Json::Array* items = Array(key);
   if (items == nullptr) return std::nullopt;
-  if (items->empty()) {
+  if (items->empty() && !may_be_empty) {
     Fail(key, absl::StrCat("`", ToAbsl(key), "` must not be empty."));
     return std::nullopt;
   }

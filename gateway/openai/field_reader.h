@@ -34,10 +34,11 @@ class FieldReader {
   const std::string* String(std::string_view key);
   const Json::Array* Array(std::string_view key);
   const Json* Object(std::string_view key);
-  // An array of token ids below vocab_size, at most max_count, not empty.
+  // An array of token ids below vocab_size, at most max_count.
   std::optional<std::vector<int32_t>> TokenIds(std::string_view key,
                                                size_t max_count,
-                                               int32_t vocab_size);
+                                               int32_t vocab_size,
+                                               bool may_be_empty = false);
 
   // Keeps the first error. The second form takes the whole `param`.
   void Fail(std::string_view key, std::string message);

@@ -67,12 +67,12 @@ std::string JsonText(std::string_view text) {
   return out;
 }
 
-OutputOptions ParserOptions(const JobOptions& options) {
+OutputOptions ParserOptions(const JobOptions& options, bool with_stops) {
   OutputOptions result;
   result.is_chat = options.head.is_chat;
   result.starts_in_reasoning = options.starts_in_reasoning;
   result.skip_special_tokens = options.common.skip_special_tokens;
-  result.stop = options.common.stop;
+  if (with_stops) result.stop = options.common.stop;
   result.include_stop = options.common.include_stop;
   result.min_tokens = options.common.sampling.min_tokens;
   return result;
@@ -84,14 +84,16 @@ struct GenerationJob::Choice {
   Choice(const TextModel& text, const JobOptions& options, int index_in, const JobPrompt& prompt_in)
       : index(index_in),
         prompt(prompt_in),
-        parser(*text.tokenizer, text.tokens, ParserOptions(options)),
-        offsets(*text.tokenizer) {}
+        parser(*text.tokenizer, text.tokens, ParserOptions(options, /*with_stops=*/true)),
+        offsets(*text.tokenizer, text.tokens, ParserOptions(options, /*with_stops=*/false)),
+        num_code_points(CountCodePoints(prompt_in.echo)) {}
 
   const int index;
   const JobPrompt& prompt;
   OutputParser parser;
-  Detokenizer offsets;  // counts code points for text_offset, which stop strings do not touch
-  int64_t num_code_points = 0;
+  // Counts code points for text_offset, echo included; it holds nothing back for stop strings.
+  OutputParser offsets;
+  int64_t num_code_points;
   std::optional<GenerateId> id;
   bool is_finished = false;
   bool has_role = false;  // the role chunk has been sent
@@ -105,7 +107,7 @@ struct GenerationJob::Choice {
   std::string content;
   std::vector<int32_t> ids;
   std::vector<TokenEntry> entries;
-  std::vector<TokenLogprobs> prompt_logprobs;
+  std::optional<std::vector<TokenLogprobs>> prompt_logprobs;  // once they are there
 };
 
 void GenerationJob::Start(std::shared_ptr<HttpExchange> exchange,
@@ -166,6 +168,7 @@ GenerateRequest GenerationJob::MakeRequest(const Choice& choice) const {
   request.prompt_ids = choice.prompt.ids;
   request.sampling = options_.common.sampling;
   request.sampling.choice = static_cast<uint32_t>(choice.index % options_.common.num_choices);
+  if (SharesPromptLogprobs(choice)) request.sampling.num_prompt_logprobs = -1;
   request.max_tokens = options_.common.max_tokens;
   if (options_.no_output) request.max_tokens = 1;
   request.has_stop_strings = !options_.common.stop.empty();
@@ -178,6 +181,46 @@ void GenerationJob::OnAdmitted() {
 
 void GenerationJob::OnPromptLogprobs(size_t choice, std::vector<TokenLogprobs> logprobs) {
   choices_[choice]->prompt_logprobs = std::move(logprobs);
+  if (is_over_ || !is_stream()) return;
+  EnsureStreaming();
+  SendEcho(*choices_[choice]);
+}
+
+// The n choices of a prompt have it in common: the first one's are everyone's, except in a stream,
+// where no choice waits for another.
+bool GenerationJob::SharesPromptLogprobs(const Choice& choice) const {
+  return !is_stream() && choice.index % options_.common.num_choices != 0;
+}
+
+std::span<const TokenLogprobs> GenerationJob::PromptLogprobs(const Choice& choice) const {
+  const int k = SharesPromptLogprobs(choice) ? choice.index % options_.common.num_choices : 0;
+  const Choice& owner = *choices_[static_cast<size_t>(choice.index - k)];
+  if (!owner.prompt_logprobs.has_value()) return {};
+  return *owner.prompt_logprobs;
+}
+
+// The prompt's tokens as they stand before the generated ones; the first has nothing before it to
+// be predicted from.
+std::vector<TokenEntry> GenerationJob::EchoEntries(const Choice& choice) const {
+  const std::span<const TokenLogprobs> logprobs = PromptLogprobs(choice);
+  std::vector<TokenEntry> entries;
+  Detokenizer detokenizer(*text_.tokenizer);
+  int64_t offset = 0;
+  for (size_t i = 0; i < choice.prompt.ids.size(); ++i) {
+    TokenEntry entry{choice.prompt.ids[i], std::nullopt, OutputEvent::Kind::kContent, offset};
+    if (i > 0 && i <= logprobs.size()) {
+      entry.logprobs = logprobs[i - 1];
+      // There may be more of them for `prompt_logprobs`.
+      const auto wanted = static_cast<size_t>(options_.common.sampling.num_logprobs);
+      if (entry.logprobs->top.size() > wanted) entry.logprobs->top.resize(wanted);
+    }
+    entries.push_back(std::move(entry));
+    if (i == 0 && choice.prompt.has_added_bos) continue;
+    std::string piece;
+    detokenizer.Push(choice.prompt.ids[i], &piece);
+    offset += CountCodePoints(piece);
+  }
+  return entries;
 }
 
 void GenerationJob::OnTokens(size_t choice_index,
@@ -224,9 +267,10 @@ void GenerationJob::PushToken(Choice& choice,
       return;
     }
   } else {
-    std::string text;
-    choice.offsets.Push(id, &text);
-    choice.num_code_points += CountCodePoints(text);
+    std::vector<OutputEvent> events;
+    choice.offsets.Push(id, &events);
+    for (const OutputEvent& event : events)
+      choice.num_code_points += CountCodePoints(event.text);
   }
   step->entries.push_back(std::move(entry));
 }
@@ -276,7 +320,7 @@ void GenerationJob::SendChunks(Choice& choice, const Step& step) {
 
 // The role chunk of a chat, the prompt's text of a completion; before anything else of a choice.
 void GenerationJob::SendEcho(Choice& choice) {
-  if (choice.has_role) return;
+  if (choice.has_role || (options_.echo_logprobs && !choice.prompt_logprobs.has_value())) return;
   choice.has_role = true;
   ChoiceJson chunk;
   chunk.index = choice.index;
@@ -286,8 +330,9 @@ void GenerationJob::SendEcho(Choice& choice) {
     if (choice.prompt.echo.empty()) return;
     chunk.body = absl::StrCat("{\"content\":", JsonText(choice.prompt.echo), "}");
     SendChoice(chunk);
-  } else if (!choice.prompt.echo.empty()) {
+  } else if (!choice.prompt.echo.empty() || options_.echo_logprobs) {
     chunk.body = JsonText(choice.prompt.echo);
+    if (options_.echo_logprobs) chunk.logprobs = LogprobsJson(EchoEntries(choice));
     SendChoice(chunk);
   }
 }
@@ -358,6 +403,7 @@ void GenerationJob::FinishChoice(Choice& choice,
   --num_unfinished_;
   if (is_stream()) {
     EnsureStreaming();
+    SendEcho(choice);
     ChoiceJson chunk;
     chunk.index = choice.index;
     chunk.body = options_.head.is_chat ? "{}" : "\"\"";
@@ -391,33 +437,17 @@ std::string GenerationJob::ChoiceOfResponse(const Choice& choice) const {
   json.stop_reason = choice.stop_reason;
   if (options_.common.return_token_ids) json.token_ids = IdsJson(choice.ids);
   const std::string text = choice.prompt.echo + choice.content;
-  std::vector<TokenEntry> entries;
-  if (options_.echo_logprobs) {
-    // The prompt's tokens first; the first has nothing before it to be predicted from.
-    Detokenizer detokenizer(*text_.tokenizer);
-    int64_t offset = 0;
-    for (size_t i = 0; i < choice.prompt.ids.size(); ++i) {
-      TokenEntry entry{choice.prompt.ids[i], std::nullopt, OutputEvent::Kind::kContent, offset};
-      if (i > 0 && i <= choice.prompt_logprobs.size()) {
-        entry.logprobs = choice.prompt_logprobs[i - 1];
-      }
-      entries.push_back(std::move(entry));
-      std::string piece;
-      detokenizer.Push(choice.prompt.ids[i], &piece);
-      offset += CountCodePoints(piece);
-    }
-    for (TokenEntry entry : choice.entries) {
-      entry.text_offset += offset;
-      entries.push_back(std::move(entry));
-    }
-  } else {
-    entries = choice.entries;
+  if (wants_logprobs()) {
+    std::vector<TokenEntry> entries;
+    if (options_.echo_logprobs) entries = EchoEntries(choice);
+    entries.insert(entries.end(), choice.entries.begin(), choice.entries.end());
+    json.logprobs = LogprobsJson(entries);
   }
-  if (wants_logprobs()) json.logprobs = LogprobsJson(entries);
   if (!options_.head.is_chat) {
     json.body = JsonText(text);
-    if (options_.common.sampling.num_prompt_logprobs >= 0 && !options_.echo_logprobs) {
-      json.prompt_logprobs = logprob_writer_.Prompt(choice.prompt.ids, choice.prompt_logprobs);
+    if (options_.num_prompt_logprobs >= 0) {
+      json.prompt_logprobs = logprob_writer_.Prompt(choice.prompt.ids, PromptLogprobs(choice),
+                                                    options_.num_prompt_logprobs);
     }
     return ChoiceText(json, "text");
   }
@@ -438,9 +468,10 @@ void GenerationJob::RespondWhole() {
   if (options_.common.return_token_ids) {
     absl::StrAppend(&more, ",\"prompt_token_ids\":", IdsJson(options_.prompts[0].ids));
   }
-  if (options_.head.is_chat && options_.common.sampling.num_prompt_logprobs >= 0) {
+  if (options_.head.is_chat && options_.num_prompt_logprobs >= 0) {
     absl::StrAppend(&more, ",\"prompt_logprobs\":",
-                    logprob_writer_.Prompt(options_.prompts[0].ids, choices_[0]->prompt_logprobs));
+                    logprob_writer_.Prompt(options_.prompts[0].ids, PromptLogprobs(*choices_[0]),
+                                           options_.num_prompt_logprobs));
   }
   if (!options_.prompt_text.empty()) {
     absl::StrAppend(&more, ",\"prompt_text\":", JsonText(options_.prompt_text));

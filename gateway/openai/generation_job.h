@@ -23,6 +23,10 @@ namespace twinspark::gateway {
 struct JobPrompt {
   std::vector<int32_t> ids;
   std::string echo;  // text put in front of the output: the prompt's, or the continued message's
+  bool has_added_bos = false;  // the first id is not in the text
+  // Too long for any request, and therefore not encoded to its end; it has at least so many ids.
+  bool is_cut = false;
+  size_t num_ids_at_least = 0;
 };
 
 struct JobOptions {
@@ -30,11 +34,12 @@ struct JobOptions {
   CommonFields common;
   std::vector<JobPrompt> prompts;  // one for chat; choices are prompt-major
   bool starts_in_reasoning = false;
-  bool include_reasoning = true;  // chat: false drops the reasoning from the response
-  bool echo_logprobs = false;     // completions: the prompt's tokens come first in logprobs
-  bool no_output = false;         // completions: max_tokens 0, only the echo
-  std::string prompt_text;        // chat: returned when not empty
-  HttpHeaders headers;            // of the response
+  bool include_reasoning = true;     // chat: false drops the reasoning from the response
+  bool echo_logprobs = false;        // completions: the prompt's tokens come first in logprobs
+  int32_t num_prompt_logprobs = -1;  // what `prompt_logprobs` asked for; -1: there was none
+  bool no_output = false;            // completions: max_tokens 0, only the echo
+  std::string prompt_text;           // chat: returned when not empty
+  HttpHeaders headers;               // of the response
   std::string keepalive{kSseKeepalive};
 };
 
@@ -79,6 +84,9 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void EnsureStreaming();
   void SendChoice(const ChoiceJson& choice);
   void SendEcho(Choice& choice);
+  bool SharesPromptLogprobs(const Choice& choice) const;
+  std::span<const TokenLogprobs> PromptLogprobs(const Choice& choice) const;
+  std::vector<TokenEntry> EchoEntries(const Choice& choice) const;
   void CompleteIfDone();
   void RespondWhole();
   std::string ChoiceOfResponse(const Choice& choice) const;

@@ -24,8 +24,14 @@ namespace twinspark::gateway {
 namespace {
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
-// Bodies up to this size are read where they arrive: less than a millisecond.
+// Bodies up to this size are read where they arrive: some milliseconds.
 constexpr size_t kMaxInlineBodyBytes = 32 << 10;
+// Prompts are counted to their end up to twice the context and so many more; what is longer is
+// refused without being read on.
+constexpr int64_t kMaxIdsBeyond = 65536;
+// Log-probabilities of prompts in one response: about 20 MB of JSON.
+constexpr int64_t kMaxPromptLogprobs = 262144;
+constexpr int kPreflightSeconds = 600;
 constexpr size_t kMaxPreparedBytes = 256 << 20;
 
 // Time does not depend on where the strings differ.
@@ -45,12 +51,14 @@ class ObservedExchange : public HttpExchange {
                    Metrics& metrics,
                    std::shared_ptr<std::atomic<int>> num_in_flight,
                    std::string handler,
-                   std::string request_id)
+                   std::string request_id,
+                   HttpHeaders cors_headers)
       : inner_(std::move(inner)),
         metrics_(metrics),
         num_in_flight_(std::move(num_in_flight)),
         handler_(std::move(handler)),
         request_id_(std::move(request_id)),
+        cors_headers_(std::move(cors_headers)),
         start_(std::chrono::steady_clock::now()) {
     num_in_flight_->fetch_add(1);
   }
@@ -87,6 +95,7 @@ class ObservedExchange : public HttpExchange {
     response->headers.emplace_back("X-Request-Id", request_id_);
     response->headers.emplace_back("openai-processing-ms",
                                    absl::StrCat(static_cast<int64_t>(Seconds() * 1000)));
+    response->headers.insert(response->headers.end(), cors_headers_.begin(), cors_headers_.end());
   }
   void Observe() {
     const std::string status_class = status_ == 0 ? "gone" : absl::StrCat(status_ / 100, "xx");
@@ -108,6 +117,7 @@ class ObservedExchange : public HttpExchange {
   const std::shared_ptr<std::atomic<int>> num_in_flight_;
   const std::string handler_;
   const std::string request_id_;
+  const HttpHeaders cors_headers_;
   const std::chrono::steady_clock::time_point start_;
   int status_ = 0;  // 0: the client left before an answer
 };
@@ -221,12 +231,16 @@ OpenAiApi::OpenAiApi(OpenAiOptions options,
       metrics_(metrics),
       created_(UnixTimeUs() / 1000000),
       num_in_flight_(std::make_shared<std::atomic<int>>(0)),
-      worker_(kMaxPreparedBytes) {
-  field_limits_.vocab_size =
-      options_.vocab_size > 0 ? options_.vocab_size : text.tokenizer->vocab_size();
-  field_limits_.default_temperature = options_.default_temperature;
-  field_limits_.default_top_p = options_.default_top_p;
-  field_limits_.has_prompt_logprobs = options_.has_prompt_logprobs;
+      worker_(kMaxPreparedBytes) {}
+
+// The vocabulary is the model's, once one is there: the engine checks ids against the same.
+FieldLimits OpenAiApi::CurrentFieldLimits() const {
+  FieldLimits limits;
+  limits.vocab_size = service_.GetStatus().limits.vocab_size;
+  if (limits.vocab_size == 0) limits.vocab_size = text_.tokenizer->vocab_size();
+  limits.default_temperature = options_.default_temperature;
+  limits.default_top_p = options_.default_top_p;
+  return limits;
 }
 
 std::string OpenAiApi::HttpErrorBody(int status, std::string_view message) {
@@ -237,12 +251,17 @@ void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
   const HttpRequest& request = exchange->request();
   const RouteInfo* route = FindRoute(request.path);
   const std::string id = RequestIdOf(request.headers);
-  const auto observed =
-      std::make_shared<ObservedExchange>(std::move(exchange), metrics_, num_in_flight_,
-                                         std::string(route == nullptr ? "other" : route->path), id);
+  HttpHeaders cors_headers = CorsHeaders(request.headers);
+  const auto observed = std::make_shared<ObservedExchange>(
+      std::move(exchange), metrics_, num_in_flight_,
+      std::string(route == nullptr ? "other" : route->path), id, std::move(cors_headers));
   if (route == nullptr) {
     AnswerError(*observed,
                 ApiError::OfHttp(404, absl::StrCat("Not Found: ", Quoted(request.path), ".")));
+    return;
+  }
+  if (request.method == "OPTIONS" && !options_.cors_origins.empty()) {
+    AnswerPreflight(*route, *observed);
     return;
   }
   const bool is_get = request.method == "GET" || request.method == "HEAD";
@@ -265,6 +284,41 @@ void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
   } else {
     HandleGet(*route, *observed);
   }
+}
+
+HttpHeaders OpenAiApi::CorsHeaders(const HttpHeaders& request) const {
+  if (options_.cors_origins.empty()) return {};
+  const std::vector<std::string>& allowed = options_.cors_origins;
+  const auto is_allowed = [&](const std::string& origin) {
+    return std::find(allowed.begin(), allowed.end(), origin) != allowed.end();
+  };
+  HttpHeaders headers;
+  if (is_allowed("*")) {
+    headers.emplace_back("Access-Control-Allow-Origin", "*");
+  } else {
+    headers.emplace_back("Vary", "Origin");  // caches must not mix the answers
+    const std::string* origin = FindHeader(request, "Origin");
+    if (origin == nullptr || !is_allowed(*origin)) return headers;
+    headers.emplace_back("Access-Control-Allow-Origin", *origin);
+  }
+  headers.emplace_back("Access-Control-Expose-Headers",
+                       "X-Request-Id, openai-processing-ms, Retry-After");
+  return headers;
+}
+
+// A browser asks before it sends a page's request; the answer needs no key.
+void OpenAiApi::AnswerPreflight(const RouteInfo& route, HttpExchange& exchange) const {
+  HttpResponse response;
+  response.headers.emplace_back("Access-Control-Allow-Methods",
+                                route.is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+  // The names that OpenAI's clients send; "*" would not cover Authorization.
+  const std::string* asked =
+      FindHeader(exchange.request().headers, "Access-Control-Request-Headers");
+  response.headers.emplace_back(
+      "Access-Control-Allow-Headers",
+      asked != nullptr ? *asked : "Authorization, Content-Type, X-Request-Id, x-api-key");
+  response.headers.emplace_back("Access-Control-Max-Age", absl::StrCat(kPreflightSeconds));
+  Answer(exchange, std::move(response));
 }
 
 bool OpenAiApi::IsAuthorized(const HttpHeaders& headers) const {
@@ -340,14 +394,19 @@ void OpenAiApi::HandlePost(const RouteInfo& route,
   }
   auto body = std::make_shared<std::string>(std::move(exchange->request().body));
   if (body->size() <= kMaxInlineBodyBytes) {
-    Proceed(Prepare(route, *body, id), std::move(exchange));
+    Proceed(Prepare(route, *body, id, /*is_gone=*/nullptr), std::move(exchange));
     return;
   }
-  const bool is_queued = worker_.Run(body->size(), [this, &route, body, id, exchange] {
-    auto prepared = std::make_shared<Prepared>(Prepare(route, *body, id));
+  const auto is_gone = std::make_shared<std::atomic<bool>>(false);
+  exchange->OnGone([is_gone] { is_gone->store(true); });
+  PrepareWorker::Task task;
+  task.num_bytes = body->size();
+  task.is_gone = is_gone;
+  task.run = [this, &route, body, id, exchange, is_gone] {
+    auto prepared = std::make_shared<Prepared>(Prepare(route, *body, id, is_gone.get()));
     exchange->Post([this, prepared, exchange] { Proceed(std::move(*prepared), exchange); });
-  });
-  if (!is_queued) {
+  };
+  if (!worker_.Run(std::move(task))) {
     AnswerError(*exchange, {429,
                             "rate_limit_error",
                             {},
@@ -358,22 +417,27 @@ void OpenAiApi::HandlePost(const RouteInfo& route,
 
 OpenAiApi::Prepared OpenAiApi::Prepare(const RouteInfo& route,
                                        const std::string& body,
-                                       const std::string& request_id) const {
+                                       const std::string& request_id,
+                                       const std::atomic<bool>* is_gone) const {
   Prepared result;
   const std::optional<Json> json = ReadBody(body, &result.error);
   if (!json.has_value()) return result;
+  const int64_t context = MaxModelLen() > 0 ? MaxModelLen() : limits::kMaxContext;
+  EncodeBudget budget;
+  budget.max_ids = static_cast<size_t>(2 * context + kMaxIdsBeyond);
+  budget.cancelled = is_gone;
   switch (route.route) {
     case Route::kChat:
-      PrepareChat(*json, request_id, &result);
+      PrepareChat(*json, request_id, budget, &result);
       break;
     case Route::kCompletions:
-      PrepareCompletions(*json, request_id, &result);
+      PrepareCompletions(*json, request_id, budget, &result);
       break;
     case Route::kTokenize:
-      result.answer = Tokenize(*json, text_, MaxModelLen(), &result.error);
+      result.answer = Tokenize(*json, text_, MaxModelLen(), budget, &result.error);
       break;
     case Route::kDetokenize:
-      result.answer = Detokenize(*json, text_, field_limits_.vocab_size, &result.error);
+      result.answer = Detokenize(*json, text_, CurrentFieldLimits().vocab_size, &result.error);
       break;
     default:
       result.error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
@@ -396,9 +460,10 @@ void OpenAiApi::Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchang
 
 void OpenAiApi::PrepareChat(const Json& body,
                             const std::string& request_id,
+                            const EncodeBudget& budget,
                             Prepared* result) const {
   ChatRequest request =
-      ReadChatRequest(body, text_, field_limits_, options_.model_names, &result->error);
+      ReadChatRequest(body, text_, CurrentFieldLimits(), options_.model_names, &result->error);
   if (result->error.has_value()) return;
   const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
   if (!segments.ok()) {
@@ -409,13 +474,20 @@ void OpenAiApi::PrepareChat(const Json& body,
   job.head = MakeHead(/*is_chat=*/true,
                       request.common.request_id.empty() ? request_id : request.common.request_id);
   job.common = std::move(request.common);
-  job.prompts.push_back({SegmentIds(*segments, *text_.tokenizer), {}});
+  job.num_prompt_logprobs = job.common.sampling.num_prompt_logprobs;
+  JobPrompt& prompt = job.prompts.emplace_back();
+  prompt.is_cut = !SegmentIds(*segments, *text_.tokenizer, &prompt.ids, budget);
+  if (prompt.is_cut) {
+    for (const PromptSegment& segment : *segments)
+      prompt.num_ids_at_least += text_.tokenizer->FewestIds(segment.text.size());
+    prompt.num_ids_at_least = std::max(prompt.num_ids_at_least, prompt.ids.size());
+  }
   if (!FitsContext(job, "messages", &result->error)) return;
   if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
-  if (request.echo) job.prompts[0].echo = request.continued_content;
+  if (request.echo) prompt.echo = request.continued_content;
   job.starts_in_reasoning =
-      request.options.thinking && !job.prompts[0].ids.empty() &&
-      (job.prompts[0].ids.back() == text_.tokens.think_open || request.continues_reasoning);
+      request.options.thinking && !prompt.ids.empty() &&
+      (prompt.ids.back() == text_.tokens.think_open || request.continues_reasoning);
   job.include_reasoning = request.include_reasoning;
   if (request.wants_format) job.headers.emplace_back("x-structured-output", "prompt-only");
   result->job = std::move(job);
@@ -423,9 +495,10 @@ void OpenAiApi::PrepareChat(const Json& body,
 
 void OpenAiApi::PrepareCompletions(const Json& body,
                                    const std::string& request_id,
+                                   const EncodeBudget& budget,
                                    Prepared* result) const {
-  CompletionRequest request =
-      ReadCompletionRequest(body, text_, field_limits_, options_.model_names, &result->error);
+  CompletionRequest request = ReadCompletionRequest(body, text_, CurrentFieldLimits(),
+                                                    options_.model_names, budget, &result->error);
   if (result->error.has_value()) return;
   JobOptions job;
   job.head = MakeHead(/*is_chat=*/false,
@@ -434,23 +507,46 @@ void OpenAiApi::PrepareCompletions(const Json& body,
   job.prompts = std::move(request.prompts);
   job.no_output = request.no_output;
   job.echo_logprobs = request.echo_logprobs;
+  job.num_prompt_logprobs = request.num_prompt_logprobs;
   if (FitsContext(job, "prompt", &result->error)) result->job = std::move(job);
 }
 
 bool OpenAiApi::FitsContext(const JobOptions& job,
                             std::string_view param,
                             std::optional<ApiError>* error) const {
-  const int64_t max_model_len = MaxModelLen();
-  if (max_model_len == 0) return true;  // not ready yet: the engine refuses the request
+  const EngineLimits engine = service_.GetStatus().limits;
+  const int64_t context = engine.max_context > 0 ? engine.max_context : limits::kMaxContext;
+  const int64_t num_top = job.common.sampling.num_prompt_logprobs;
+  int64_t num_logprobs = 0;
   for (const JobPrompt& prompt : job.prompts) {
-    if (!TokensThatFit(max_model_len, static_cast<int64_t>(prompt.ids.size()),
-                       job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
-                       std::string(param), error)
-             .has_value()) {
-      return false;
+    const auto num_ids =
+        static_cast<int64_t>(prompt.is_cut ? prompt.num_ids_at_least : prompt.ids.size());
+    num_logprobs += num_ids * (num_top + 1);
+    // Not ready yet: the engine refuses the request, whatever its length.
+    if (engine.max_context == 0 && !prompt.is_cut) continue;
+    const std::optional<int32_t> fits =
+        TokensThatFit(context, num_ids, prompt.is_cut,
+                      job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
+                      std::string(param), error);
+    if (!fits.has_value()) return false;
+    const int64_t most = job.common.max_tokens.has_value()
+                             ? *fits
+                             : std::min<int64_t>(*fits, engine.max_output_default);
+    if (job.common.sampling.min_tokens <= most || job.no_output || engine.max_output_default == 0) {
+      continue;
     }
+    *error = ApiError::Invalid(
+        "min_tokens", absl::StrCat("`min_tokens` is ", job.common.sampling.min_tokens, ", at most ",
+                                   most, " tokens can be generated."));
+    return false;
   }
-  return true;
+  if (num_top < 0 || num_logprobs <= kMaxPromptLogprobs) return true;
+  *error = ApiError::Invalid(
+      job.num_prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs",
+      absl::StrCat("The log-probabilities of the prompt would be ", num_logprobs,
+                   " entries (tokens of the prompt x (1 + the most likely)), at most ",
+                   kMaxPromptLogprobs, " are allowed in one response."));
+  return false;
 }
 
 int64_t OpenAiApi::MaxModelLen() const {

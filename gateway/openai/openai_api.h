@@ -24,11 +24,11 @@ namespace twinspark::gateway {
 struct OpenAiOptions {
   std::vector<std::string> model_names;  // at least one; the first is the primary
   std::vector<std::string> api_keys;     // empty: open to everyone
-  int32_t vocab_size = 0;                // of the model; 0: the tokenizer's
+  // Whose pages browsers may let call us ("https://host:port", or "*"); empty: nobody's.
+  std::vector<std::string> cors_origins;
   double default_temperature = 1.0;
   double default_top_p = 0.95;
-  bool has_prompt_logprobs = false;  // the engine computes them
-  std::string model_root;            // `root` of /v1/models
+  std::string model_root;  // `root` of /v1/models
   std::string build_id;
 };
 
@@ -56,17 +56,28 @@ class OpenAiApi {
   void HandlePost(const RouteInfo& route,
                   const std::string& id,
                   std::shared_ptr<HttpExchange> exchange);
+  // Headers that tell a browser that the page may read the answer.
+  HttpHeaders CorsHeaders(const HttpHeaders& request) const;
+  void AnswerPreflight(const RouteInfo& route, HttpExchange& exchange) const;
   // A request read and encoded: one of the three.
   struct Prepared {
     std::optional<ApiError> error;
     std::string answer;
     std::optional<JobOptions> job;
   };
+  // `is_gone`: the client has left and nobody needs the result; may be null.
   Prepared Prepare(const RouteInfo& route,
                    const std::string& body,
-                   const std::string& request_id) const;
-  void PrepareChat(const Json& body, const std::string& request_id, Prepared* result) const;
-  void PrepareCompletions(const Json& body, const std::string& request_id, Prepared* result) const;
+                   const std::string& request_id,
+                   const std::atomic<bool>* is_gone) const;
+  void PrepareChat(const Json& body,
+                   const std::string& request_id,
+                   const EncodeBudget& budget,
+                   Prepared* result) const;
+  void PrepareCompletions(const Json& body,
+                          const std::string& request_id,
+                          const EncodeBudget& budget,
+                          Prepared* result) const;
   void Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchange);
   std::string ModelJson(const std::string& name) const;
   std::string ModelsJson() const;
@@ -76,6 +87,7 @@ class OpenAiApi {
   void AnswerError(HttpExchange& exchange, const ApiError& error) const;
   int64_t MaxModelLen() const;
   ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
+  FieldLimits CurrentFieldLimits() const;
   bool FitsContext(const JobOptions& job,
                    std::string_view param,
                    std::optional<ApiError>* error) const;
@@ -84,7 +96,6 @@ class OpenAiApi {
   const TextModel& text_;
   GenerateService& service_;
   Metrics& metrics_;
-  FieldLimits field_limits_;
   const int64_t created_;
   std::shared_ptr<std::atomic<int>> num_in_flight_;  // requests not answered yet
   PrepareWorker worker_;                             // last: its tasks use everything above

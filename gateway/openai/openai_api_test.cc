@@ -151,7 +151,6 @@ class OpenAiApiTest : public ::testing::Test {
   uint16_t Port() {
     if (server_ == nullptr) {
       options_.model_names = {"m", "alias"};
-      options_.has_prompt_logprobs = true;
       api_ = std::make_unique<OpenAiApi>(options_, DemoText(), engine_, metrics_);
       HttpServerOptions http;
       http.address = "127.0.0.1";
@@ -378,6 +377,168 @@ TEST_F(OpenAiApiTest, CompletionStreamStartsWithText) {
   for (const Json& event : events)
     text += At(event, "choices.0.text").as_string();
   EXPECT_EQ(text, "SayHello there.");
+}
+
+TEST_F(OpenAiApiTest, PromptLogprobs) {
+  const Json json = Chat(absl::StrCat(kOff, R"(,"prompt_logprobs":1,"n":2)"));
+  const std::vector<int32_t> prompt = engine_.Request(0).prompt_ids;
+  const Json::Array& list = At(json, "prompt_logprobs").as_array();
+  ASSERT_EQ(list.size(), prompt.size());
+  EXPECT_TRUE(list[0].is_null());
+  for (size_t i = 1; i < list.size(); ++i) {
+    ASSERT_EQ(list[i].as_object().size(), 1u) << "the token itself is the most likely one";
+    const Json& entry = At(list[i], absl::StrCat(prompt[i]));
+    EXPECT_EQ(At(entry, "logprob").as_double(), -0.5 * static_cast<double>(i - 1));
+    EXPECT_EQ(At(entry, "rank").ToInt64(), 1);
+    EXPECT_EQ(At(entry, "decoded_token").as_string(), DemoText().tokenizer->TokenBytes(prompt[i]));
+  }
+  EXPECT_EQ(engine_.Request(0).sampling.num_prompt_logprobs, 1);
+  EXPECT_EQ(engine_.Request(1).sampling.num_prompt_logprobs, -1) << "choices share the prompt's";
+
+  const Json text = *Json::Parse(
+      Post("/v1/completions", R"({"prompt":"Say","prompt_logprobs":3,"logprobs":0,"echo":true})")
+          .body);
+  EXPECT_EQ(At(text, "choices.0.prompt_logprobs").as_array().size(),
+            engine_.Request(2).prompt_ids.size());
+  EXPECT_EQ(At(text, "choices.0.logprobs.top_logprobs.1").as_object().size(), 1u)
+      << "echo shows as many as `logprobs` says";
+
+  std::string ids = "7";
+  for (int i = 1; i < 13000; ++i)
+    ids += ",7";
+  engine_.status.limits.max_context = 20000;
+  const RawClient::Response too_many =
+      Post("/v1/completions", absl::StrCat(R"({"prompt_logprobs":20,"prompt":[)", ids, "]}"));
+  EXPECT_EQ(too_many.status, 400);
+  EXPECT_THAT(too_many.body, HasSubstr(R"("param":"prompt_logprobs")"));
+  EXPECT_THAT(too_many.body, HasSubstr("273000"));
+}
+
+// The legacy format in a stream: the prompt's chunk has the log-probabilities of its tokens, and
+// offsets count from the start of the choice's text.
+TEST_F(OpenAiApiTest, EchoWithLogprobsInAStream) {
+  const RawClient::Response response =
+      Post("/v1/completions",
+           R"({"prompt":"Say né","echo":true,"logprobs":1,"stream":true,"n":2,"max_tokens":3})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  const std::vector<int32_t> prompt = engine_.Request(0).prompt_ids;
+  for (int choice = 0; choice < 2; ++choice) {
+    std::vector<Json> events;
+    for (const Json& event : Events(response.body)) {
+      if (At(event, "choices.0.index").ToInt64() == choice) events.push_back(event);
+    }
+    EXPECT_EQ(At(events[0], "choices.0.text").as_string(), "Say né");
+    const Json& echoed = At(events[0], "choices.0.logprobs");
+    ASSERT_EQ(At(echoed, "tokens").as_array().size(), prompt.size());
+    EXPECT_TRUE(At(echoed, "token_logprobs.0").is_null());
+    EXPECT_EQ(At(echoed, "token_logprobs.2").as_double(), -0.5);
+    EXPECT_EQ(At(echoed, "text_offset.0").ToInt64(), 0);
+    EXPECT_EQ(At(echoed, "text_offset.1").ToInt64(), 0) << "BOS was added: it is not in the text";
+    EXPECT_EQ(At(events[1], "choices.0.logprobs.text_offset.0").ToInt64(), 6);
+    size_t num_entries = 0;
+    for (size_t i = 1; i < events.size(); ++i) {
+      const Json& logprobs = At(events[i], "choices.0.logprobs");
+      if (!logprobs.is_null()) num_entries += At(logprobs, "tokens").as_array().size();
+    }
+    EXPECT_EQ(num_entries, 3u);
+  }
+}
+
+// Megabytes that no request can have are refused without being read to their end.
+TEST_F(OpenAiApiTest, EndlessPrompts) {
+  const size_t most_ids = 2 * 4096 + 65536;
+  for (const char fill : {'q', ' '}) {
+    const std::string text(size_t{16} << 20, fill);
+    for (const std::string& body :
+         {absl::StrCat(R"({"messages":[{"role":"user","content":")", text, "\"}]}"),
+          absl::StrCat(R"({"prompt":[")", text, R"(","a"]})")}) {
+      const RawClient::Response response =
+          Post(body[2] == 'm' ? "/v1/chat/completions" : "/v1/completions", body);
+      EXPECT_EQ(response.status, 400);
+      EXPECT_THAT(response.body, HasSubstr("context_length_exceeded"));
+      EXPECT_THAT(response.body, HasSubstr("maximum context length is 4096 tokens"));
+      constexpr std::string_view kAtLeast = "your prompt contains at least ";
+      const size_t at = response.body.find(kAtLeast);
+      ASSERT_NE(at, std::string::npos) << response.body;
+      const size_t counted = std::stoul(response.body.substr(at + kAtLeast.size()));
+      EXPECT_GT(counted, most_ids / 2);
+      // Known from the length alone: nothing was encoded.
+      EXPECT_LT(counted, text.size() / 8);
+    }
+  }
+  EXPECT_TRUE(engine_.requests.empty());
+}
+
+// A prompt that is only somewhat too long is counted to its end; one of more than twice the context
+// is given up in the middle.
+TEST_F(OpenAiApiTest, PromptsAreCountedAsFarAsItHelps) {
+  const auto problem = [this](size_t num_letters) {
+    return Post("/v1/completions",
+                absl::StrCat(R"({"prompt":")", std::string(num_letters, 'q'), "\"}"))
+        .body;
+  };
+  ASSERT_EQ(Ids("qqqq").size(), 4u);
+  EXPECT_THAT(problem(50000), HasSubstr("your prompt contains 50001 input tokens"));
+  const std::string cut = problem(300000);
+  EXPECT_THAT(cut, HasSubstr("your prompt contains at least "));
+  EXPECT_THAT(cut, Not(HasSubstr("300001")));
+}
+
+TEST_F(OpenAiApiTest, FieldsTheEngineWouldRefuse) {
+  engine_.status.limits.vocab_size = 2000;
+  engine_.status.limits.max_output_default = 20;
+  const std::pair<std::string, std::string> cases[] = {
+      {R"("allowed_token_ids":[1999,2000])", "allowed_token_ids"},
+      {R"("stop_token_ids":[2000])", "stop_token_ids"},
+      {R"("logit_bias":{"2000":1})", "logit_bias"},
+      {R"("allowed_token_ids":[1],"min_tokens":1)", "allowed_token_ids"},
+      {R"("min_tokens":21)", "min_tokens"},
+  };
+  for (const auto& [field, param] : cases) {
+    const RawClient::Response response = Post("/v1/chat/completions", ChatBody(field));
+    EXPECT_EQ(response.status, 400) << field;
+    EXPECT_THAT(response.body, HasSubstr(absl::StrCat("\"param\":\"", param, "\""))) << field;
+  }
+  EXPECT_TRUE(engine_.requests.empty()) << "before anything runs";
+  EXPECT_EQ(Post("/v1/chat/completions", ChatBody(R"("min_tokens":20)")).status, 200);
+}
+
+TEST_F(OpenAiApiTest, PagesOfOtherOrigins) {
+  const auto options = [this](std::string_view path, std::string_view headers) {
+    RawClient client(Port());
+    client.SendRequest("OPTIONS", path, {}, headers);
+    return client.Read();
+  };
+  const std::string ours = "Origin: https://a.example\r\n",
+                    theirs = "Origin: https://b.example\r\n";
+  EXPECT_EQ(options("/v1/models", ours).status, 405) << "off by default";
+  EXPECT_EQ(Get("/v1/models", ours).Header("Access-Control-Allow-Origin"), "");
+  server_.reset();
+  options_.cors_origins = {"https://a.example", "https://c.example"};
+  options_.api_keys = {"k"};
+  const RawClient::Response preflight = options(
+      "/v1/chat/completions", ours +
+                                  "Access-Control-Request-Method: POST\r\n"
+                                  "Access-Control-Request-Headers: authorization,content-type\r\n");
+  EXPECT_EQ(preflight.status, 200) << "without a key";
+  EXPECT_EQ(preflight.Header("Access-Control-Allow-Origin"), "https://a.example");
+  EXPECT_EQ(preflight.Header("Access-Control-Allow-Methods"), "POST, OPTIONS");
+  EXPECT_EQ(preflight.Header("Access-Control-Allow-Headers"), "authorization,content-type");
+  EXPECT_EQ(preflight.Header("Vary"), "Origin");
+  EXPECT_EQ(options("/v1/chat/completions", theirs).Header("Access-Control-Allow-Origin"), "");
+  // Errors and streams can be read too.
+  const RawClient::Response refused = Post("/v1/chat/completions", ChatBody(""), ours);
+  EXPECT_EQ(refused.status, 401);
+  EXPECT_EQ(refused.Header("Access-Control-Allow-Origin"), "https://a.example");
+  const RawClient::Response stream =
+      Post("/v1/chat/completions", ChatBody(R"("stream":true)"), ours + "x-api-key: k\r\n");
+  EXPECT_EQ(stream.status, 200);
+  EXPECT_EQ(stream.Header("Access-Control-Allow-Origin"), "https://a.example");
+  EXPECT_THAT(stream.Header("Access-Control-Expose-Headers"), HasSubstr("X-Request-Id"));
+  EXPECT_EQ(Get("/health", theirs).Header("Access-Control-Allow-Origin"), "");
+  server_.reset();
+  options_.cors_origins = {"*"};
+  EXPECT_EQ(Get("/health", theirs).Header("Access-Control-Allow-Origin"), "*");
 }
 
 TEST_F(OpenAiApiTest, RefusalsOfTheEngine) {

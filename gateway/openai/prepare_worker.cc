@@ -1,5 +1,7 @@
 #include "gateway/openai/prepare_worker.h"
 
+#include <utility>
+
 namespace twinspark::gateway {
 namespace {
 
@@ -7,8 +9,10 @@ constexpr size_t kMaxTasks = 256;
 
 }  // namespace
 
-PrepareWorker::PrepareWorker(size_t max_bytes)
-    : max_bytes_(max_bytes), thread_([this] { Loop(); }) {}
+PrepareWorker::PrepareWorker(size_t max_bytes) : max_bytes_(max_bytes) {
+  threads_[0] = std::thread([this] { Loop(SIZE_MAX); });
+  threads_[1] = std::thread([this] { Loop(kMaxSmallBytes); });
+}
 
 PrepareWorker::~PrepareWorker() {
   {
@@ -16,34 +20,62 @@ PrepareWorker::~PrepareWorker() {
     stops_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  for (std::thread& thread : threads_)
+    thread.join();
 }
 
-bool PrepareWorker::Run(size_t num_bytes, std::function<void()> task) {
+bool PrepareWorker::Run(Task task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (queue_.size() >= kMaxTasks || num_bytes_ + num_bytes > max_bytes_) return false;
-    num_bytes_ += num_bytes;
-    queue_.emplace_back(num_bytes, std::move(task));
+    DropGone();
+    if (queue_.size() >= kMaxTasks || num_bytes_ + task.num_bytes > max_bytes_) return false;
+    num_bytes_ += task.num_bytes;
+    queue_.push_back(std::move(task));
   }
   changed_.notify_all();
   return true;
 }
 
-void PrepareWorker::Loop() {
+void PrepareWorker::DropGone() {
+  for (auto it = queue_.begin(); it != queue_.end();) {
+    if (it->is_gone == nullptr || !it->is_gone->load()) {
+      ++it;
+      continue;
+    }
+    num_bytes_ -= it->num_bytes;
+    it = queue_.erase(it);
+  }
+}
+
+std::list<PrepareWorker::Task>::iterator PrepareWorker::Next(size_t max_task_bytes) {
+  DropGone();
+  const bool takes_oldest = num_taken_ % kOldestFirstEvery == kOldestFirstEvery - 1;
+  auto next = queue_.end();
+  for (auto it = queue_.begin(); it != queue_.end(); ++it) {
+    if (it->num_bytes > max_task_bytes) continue;
+    if (next == queue_.end() || it->num_bytes < next->num_bytes) next = it;
+    if (takes_oldest) break;
+  }
+  return next;
+}
+
+void PrepareWorker::Loop(size_t max_task_bytes) {
   for (;;) {
-    std::pair<size_t, std::function<void()>> next;
+    Task task;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return stops_ || !queue_.empty(); });
+      auto next = queue_.end();
+      while (!stops_ && (next = Next(max_task_bytes)) == queue_.end())
+        changed_.wait(lock);
       if (stops_) return;
-      next = std::move(queue_.front());
-      queue_.pop_front();
+      ++num_taken_;
+      task = std::move(*next);
+      queue_.erase(next);
     }
-    next.second();
-    next.second = nullptr;  // gives the request's memory back before the bytes are counted off
+    task.run();
+    task.run = nullptr;  // gives the request's memory back before the bytes are counted off
     const std::lock_guard<std::mutex> lock(mutex_);
-    num_bytes_ -= next.first;
+    num_bytes_ -= task.num_bytes;
   }
 }
 

@@ -46,12 +46,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::optional<ApiError> error;
   switch (data[0]) {
     case 't': {
-      const CompletionRequest request = ReadCompletionRequest(*body, text, limits, {"m"}, &error);
+      const CompletionRequest request =
+          ReadCompletionRequest(*body, text, limits, {"m"}, {}, &error);
       CHECK(error.has_value() || !request.prompts.empty());
       break;
     }
     case 'k':
-      Tokenize(*body, text, 100, &error);
+      Tokenize(*body, text, 100, {}, &error);
       break;
     case 'd':
       Detokenize(*body, text, limits.vocab_size, &error);
@@ -61,7 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (error.has_value()) break;
       const auto segments = EncodeChat(request.messages, request.options, text.tokens);
       CHECK(segments.ok()) << segments.status();
-      CHECK(!SegmentIds(*segments, *text.tokenizer).empty());
+      std::vector<int32_t> ids;
+      CHECK(SegmentIds(*segments, *text.tokenizer, &ids) && !ids.empty());
     }
   }
   CHECK(!error.has_value() || !error->message.empty());

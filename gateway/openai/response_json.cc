@@ -139,7 +139,8 @@ std::string LogprobWriter::Text(std::span<const TokenEntry> entries) const {
 }
 
 std::string LogprobWriter::Prompt(std::span<const int32_t> prompt_ids,
-                                  std::span<const TokenLogprobs> logprobs) const {
+                                  std::span<const TokenLogprobs> logprobs,
+                                  int32_t num_top) const {
   std::string out = "[null";
   for (size_t i = 0; i < logprobs.size() && i + 1 < prompt_ids.size(); ++i) {
     out.append(",{");
@@ -154,7 +155,8 @@ std::string LogprobWriter::Prompt(std::span<const int32_t> prompt_ids,
     };
     const int32_t actual = prompt_ids[i + 1];
     add(actual, logprobs[i].logprob, logprobs[i].rank);
-    for (size_t k = 0; k < logprobs[i].top.size(); ++k) {
+    const size_t num_listed = std::min(logprobs[i].top.size(), static_cast<size_t>(num_top));
+    for (size_t k = 0; k < num_listed; ++k) {
       const TokenLogprob& top = logprobs[i].top[k];
       if (top.token_id != actual) add(top.token_id, top.logprob, static_cast<int64_t>(k) + 1);
     }

@@ -50,9 +50,10 @@ class LogprobWriter {
   // {"tokens":[...],"token_logprobs":[...],"top_logprobs":[...],"text_offset":[...]}
   std::string Text(std::span<const TokenEntry> entries) const;
   // [null,{"ID":{"logprob":x,"rank":r,"decoded_token":"..."}},...] of a prompt and its entries from
-  // the second token on.
+  // the second token on: the token itself and at most num_top of the most likely.
   std::string Prompt(std::span<const int32_t> prompt_ids,
-                     std::span<const TokenLogprobs> logprobs) const;
+                     std::span<const TokenLogprobs> logprobs,
+                     int32_t num_top) const;
 
  private:
   std::string Name(int32_t id) const;

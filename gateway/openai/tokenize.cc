@@ -16,7 +16,10 @@
 namespace twinspark::gateway {
 namespace {
 
-std::vector<int32_t> ChatIds(FieldReader& reader, const TextModel& text) {
+std::vector<int32_t> ChatIds(FieldReader& reader,
+                             const TextModel& text,
+                             const EncodeBudget& budget,
+                             bool* is_cut) {
   ChatRequest request;
   ReadChatPrompt(reader, &request);
   if (reader.failed()) return {};
@@ -25,7 +28,9 @@ std::vector<int32_t> ChatIds(FieldReader& reader, const TextModel& text) {
     reader.Fail("messages", std::string(ToStd(segments.status().message())));
     return {};
   }
-  return SegmentIds(*segments, *text.tokenizer);
+  std::vector<int32_t> ids;
+  *is_cut = !SegmentIds(*segments, *text.tokenizer, &ids, budget);
+  return ids;
 }
 
 }  // namespace
@@ -33,15 +38,25 @@ std::vector<int32_t> ChatIds(FieldReader& reader, const TextModel& text) {
 std::string Tokenize(const Json& body,
                      const TextModel& text,
                      int64_t max_model_len,
+                     EncodeBudget budget,
                      std::optional<ApiError>* error) {
+  budget.max_ids = limits::kMaxPromptIds;
   FieldReader reader(body, "", error);
   std::vector<int32_t> ids;
+  bool is_cut = false;
   if (const std::string* prompt = reader.String("prompt")) {
-    ids = EncodePrompt(text, *prompt, reader.Bool("add_special_tokens").value_or(true));
+    const bool add_special_tokens = reader.Bool("add_special_tokens").value_or(true);
+    JobPrompt encoded = EncodePrompt(text, *prompt, add_special_tokens, budget);
+    is_cut = encoded.is_cut;
+    ids = std::move(encoded.ids);
   } else if (reader.Get("messages") != nullptr) {
-    ids = ChatIds(reader, text);
+    ids = ChatIds(reader, text, budget, &is_cut);
   } else {
     reader.Fail("prompt", "`prompt` or `messages` is missing.");
+  }
+  if (is_cut) {
+    reader.Fail(reader.Get("prompt") != nullptr ? "prompt" : "messages",
+                absl::StrCat("The text has more than ", limits::kMaxPromptIds, " tokens."));
   }
   const bool wants_strings = reader.Bool("return_token_strs").value_or(false);
   if (reader.failed()) return {};

@@ -12,10 +12,12 @@
 
 namespace twinspark::gateway {
 
-// The body of the answer; empty when `error` is set.
+// The body of the answer; empty when `error` is set. Of `budget` only the cancellation counts: a
+// text may be longer than the context, up to limits::kMaxPromptIds tokens.
 std::string Tokenize(const Json& body,
                      const TextModel& text,
                      int64_t max_model_len,
+                     EncodeBudget budget,
                      std::optional<ApiError>* error);
 std::string Detokenize(const Json& body,
                        const TextModel& text,

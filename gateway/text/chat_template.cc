@@ -365,17 +365,18 @@ absl::StatusOr<std::vector<PromptSegment>> EncodeChat(std::span<const ChatMessag
   return out.Take();
 }
 
-std::vector<int32_t> SegmentIds(std::span<const PromptSegment> segments,
-                                const Tokenizer& tokenizer) {
-  std::vector<int32_t> ids;
+bool SegmentIds(std::span<const PromptSegment> segments,
+                const Tokenizer& tokenizer,
+                std::vector<int32_t>* ids,
+                const EncodeBudget& budget) {
   for (const PromptSegment& segment : segments) {
     if (segment.control >= 0) {
-      ids.push_back(segment.control);
-    } else {
-      tokenizer.EncodePlain(segment.text, &ids);
+      ids->push_back(segment.control);
+    } else if (!tokenizer.EncodePlain(segment.text, ids, budget)) {
+      return false;
     }
   }
-  return ids;
+  return budget.Allows(ids->size());
 }
 
 std::string SegmentText(std::span<const PromptSegment> segments, const Tokenizer& tokenizer) {

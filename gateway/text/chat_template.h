@@ -43,8 +43,11 @@ absl::StatusOr<std::vector<PromptSegment>> EncodeChat(std::span<const ChatMessag
                                                       const ChatOptions& options,
                                                       const ControlTokens& tokens);
 
-std::vector<int32_t> SegmentIds(std::span<const PromptSegment> segments,
-                                const Tokenizer& tokenizer);
+// Appends the ids; false when `budget` ended it early.
+bool SegmentIds(std::span<const PromptSegment> segments,
+                const Tokenizer& tokenizer,
+                std::vector<int32_t>* ids,
+                const EncodeBudget& budget = {});
 // The prompt as text, control tokens by their spelling.
 std::string SegmentText(std::span<const PromptSegment> segments, const Tokenizer& tokenizer);
 

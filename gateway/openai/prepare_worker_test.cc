@@ -1,0 +1,83 @@
+// Goal: large requests do not hold up smaller ones, none waits for ever, and what nobody waits for
+// is dropped. Method: a first task blocks the thread that takes everything; what the others do
+// meanwhile, and in which order, is counted.
+#include "gateway/openai/prepare_worker.h"
+
+#include <future>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace twinspark::gateway {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr size_t kLarge = PrepareWorker::kMaxSmallBytes + 1;
+
+// A large task that runs until it is released.
+class Blocker {
+ public:
+  explicit Blocker(PrepareWorker& worker) {
+    EXPECT_TRUE(worker.Run({kLarge, nullptr, [this] {
+                              begun_.set_value();
+                              release_.get_future().wait();
+                            }}));
+    begun_.get_future().wait();
+  }
+  void Release() { release_.set_value(); }
+
+ private:
+  std::promise<void> begun_, release_;
+};
+
+TEST(PrepareWorker, SmallTasksPassALargeOne) {
+  PrepareWorker worker(100 * kLarge);
+  Blocker blocker(worker);
+  std::promise<void> large_ran;
+  EXPECT_TRUE(worker.Run({kLarge, nullptr, [&] { large_ran.set_value(); }}));
+  for (int i = 0; i < 20; ++i) {
+    std::promise<void> ran;
+    EXPECT_TRUE(worker.Run({PrepareWorker::kMaxSmallBytes, nullptr, [&] { ran.set_value(); }}));
+    ran.get_future().wait();  // for ever, if it stood behind the two
+  }
+  blocker.Release();
+  large_ran.get_future().wait();
+}
+
+TEST(PrepareWorker, SmallestFirstAndTheOldestNowAndThen) {
+  PrepareWorker worker(100 * kLarge);
+  Blocker blocker(worker);
+  std::vector<size_t> order;
+  std::promise<void> all_ran;
+  const std::vector<size_t> sizes = {9, 3, 8, 1, 7, 2, 6};
+  for (const size_t size : sizes) {
+    EXPECT_TRUE(worker.Run({kLarge + size, nullptr, [&, size] {
+                              order.push_back(size);
+                              if (order.size() == sizes.size()) all_ran.set_value();
+                            }}));
+  }
+  blocker.Release();
+  all_ran.get_future().wait();
+  // The blocker was the first of four: two by size, then the oldest, three by size, the oldest.
+  EXPECT_THAT(order, ElementsAre(1, 2, 9, 3, 6, 7, 8));
+}
+
+TEST(PrepareWorker, WhatNobodyWaitsForIsDropped) {
+  PrepareWorker worker(3 * kLarge);
+  Blocker blocker(worker);
+  const auto gone = std::make_shared<std::atomic<bool>>(false);
+  bool ran = false;
+  EXPECT_TRUE(worker.Run({2 * kLarge, gone, [&] { ran = true; }}));
+  EXPECT_FALSE(worker.Run({1, nullptr, [] {}})) << "the bytes are used up";
+  gone->store(true);
+  std::promise<void> next;
+  EXPECT_TRUE(worker.Run({kLarge, nullptr, [&] { next.set_value(); }})) << "and given back";
+  blocker.Release();
+  next.get_future().wait();
+  EXPECT_FALSE(ran);
+}
+
+}  // namespace
+}  // namespace twinspark::gateway
