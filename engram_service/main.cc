@@ -17,6 +17,7 @@
 #include "common/signals.h"
 #include "engram_service/service/engram_metrics.h"
 #include "engram_service/service/engram_service.h"
+#include "engram_service/service/table_watch.h"
 
 namespace twinspark::engram {
 namespace {
@@ -29,8 +30,7 @@ int ExitCodeOf(const absl::Status& status) {
 void DrainClients(EngramServiceImpl& service, double seconds) {
   service.StartDrain("stop signal");
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (std::chrono::steady_clock::now() < deadline &&
-         service.serving()->server().stats().attachments > 0) {
+  while (std::chrono::steady_clock::now() < deadline && service.attachments() > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -75,6 +75,7 @@ int Run(const Settings& settings) {
     return ExitCodeOf(opened);
   }
   const EngramMetrics feeding(metrics, service);
+  const TableWatch watching(service);
   const auto serving = service.serving();
   LOG_INFO << "ready address=" << (*server)->address()
            << " socket=" << serving->server().socket_name() << " rank=" << options.tables.rank

@@ -76,6 +76,9 @@ GatherStats GatherEngine::stats() const {
     stats.cache = cache_->stats();
     stats.cache_entries = cache_->size();
     stats.cache_bytes = cache_->arena_bytes();
+    stats.cache_capacity = cache_->capacity();
+    stats.cache_usable = cache_->usable();
+    stats.cache_populate_error = cache_->populate_error();
   }
   return stats;
 }
@@ -114,9 +117,8 @@ void GatherEngine::Start(GatherJob new_job) {
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if ((slot.job.layers >> layer_idx & 1) == 0) continue;
     const size_t l = static_cast<size_t>(layer_idx);
-    if (failed_[l]) {
-      FinishLayer(job_idx, layer_idx, GatherStatus::kDataError,
-                  absl::StrCat(tables_.table(layer_idx).path(), " is truncated"));
+    if (!failures_[l].empty()) {
+      FinishLayer(job_idx, layer_idx, GatherStatus::kDataError, failures_[l]);
       continue;
     }
     slot.rows_left[l] = static_cast<uint32_t>(live * columns);
@@ -187,11 +189,12 @@ void GatherEngine::StartNgram(uint32_t job_idx,
   if (!window.live) return;
   const uint32_t order_idx = order - 2;
   RowCache::Ref cached;
-  if (cache_ != nullptr) cached = ProbeCache(window, order);
+  const bool cache = cache_ != nullptr && !jobs_[job_idx].job.past_cache;
+  if (cache) cached = ProbeCache(window, order);
   const std::vector<int>& columns = tables_.columns();
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if ((layers >> layer_idx & 1) == 0) continue;
-    if (CopyFromCache(job_idx, window_idx, layer_idx, order_idx, cached)) continue;
+    if (cache && CopyFromCache(job_idx, window_idx, layer_idx, order_idx, cached)) continue;
     std::array<uint64_t, kMaxNgram - 1> hashes;
     tables_.hasher().OrderHashes(layer_idx, window, hashes);
     for (uint32_t head = 0; head < heads_; ++head) {
@@ -213,7 +216,6 @@ RowCache::Ref GatherEngine::ProbeCache(const Window& window, uint32_t order) {
 
 bool GatherEngine::CopyFromCache(
     uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref) {
-  if (cache_ == nullptr) return false;
   const auto layer = static_cast<uint32_t>(layer_idx);
   // A later n-gram of this window may have taken the place of an earlier one.
   if (!cache_->alive(ref) || !cache_->Complete(ref, layer)) {
@@ -483,6 +485,15 @@ void GatherEngine::FinishLayer(uint32_t job_idx,
                                const std::string& error) {
   JobSlot& slot = jobs_[job_idx];
   if ((slot.layers_open >> layer_idx & 1) == 0) return;
+  if (status == GatherStatus::kOk) {
+    // After the last read and before anyone sees a row: what was read came from the file that was
+    // checked, or nothing is passed on.
+    const absl::Status same = tables_.table(layer_idx).CheckUnchanged();
+    if (!same.ok()) {
+      FailLayer(layer_idx, std::string(same.message()));  // reports this job too
+      return;
+    }
+  }
   slot.layers_open &= ~(1u << layer_idx);
   if (status == GatherStatus::kTimeout) ++stats_.timeouts;
   if (slot.job.done) slot.job.done(layer_idx, status, error);
@@ -499,12 +510,22 @@ void GatherEngine::ReleaseJobIfDone(uint32_t job_idx) {
 }
 
 void GatherEngine::FailLayer(int layer_idx, const std::string& error) {
-  failed_[static_cast<size_t>(layer_idx)] = true;
+  failures_[static_cast<size_t>(layer_idx)] = error;
   stats_.last_error = error;
   ++stats_.data_errors;
   for (uint32_t i = 0; i < jobs_.size(); ++i) {
     if (jobs_[i].used) FinishLayer(i, layer_idx, GatherStatus::kDataError, error);
   }
+}
+
+void GatherEngine::CheckTables() {
+  for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
+    if (!layer_failure(layer_idx).empty()) continue;
+    const absl::Status same = tables_.table(layer_idx).CheckUnchanged();
+    if (!same.ok()) FailLayer(layer_idx, std::string(same.message()));
+  }
+  for (uint32_t i = 0; i < jobs_.size(); ++i)
+    ReleaseJobIfDone(i);
 }
 
 void GatherEngine::CheckDeadlines() {

@@ -37,6 +37,7 @@ struct GatherJob {
   std::vector<Window> windows;
   uint32_t layers = 0;      // bit i = i-th Engram layer
   int priority = 0;         // class
+  bool past_cache = false;  // reads from the drive what the cache holds as well
   int64_t deadline_ns = 0;  // CLOCK_MONOTONIC; 0 = none
   // Per layer: weights [window][owned column][row_weight_bytes] and scales; both null to read
   // without a destination (a hint).
@@ -65,6 +66,9 @@ struct GatherStats {
   RowCacheStats cache;
   uint64_t cache_entries = 0;
   uint64_t cache_bytes = 0;
+  uint64_t cache_capacity = 0;   // entries
+  uint64_t cache_usable = 0;     // of them, memory is there
+  int cache_populate_error = 0;  // errno when it will never be all
   std::string last_error;
 };
 
@@ -81,8 +85,8 @@ class GatherEngine {
   // Drops the owner's jobs without reporting them; their destinations are not touched any more.
   void Cancel(uint64_t owner);
 
-  // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs join
-  // its reads while they are on their way.
+  // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs
+  // join its reads while they are on their way.
   bool reads_ahead() const { return cache_ != nullptr || reader_.event_fd() >= 0; }
   bool idle() const { return num_jobs_ == 0 && blocks_in_flight_.empty(); }
   size_t num_jobs() const { return num_jobs_; }
@@ -90,8 +94,12 @@ class GatherEngine {
   // INT64_MAX when there is none.
   int64_t NextEventNs() const;
   GatherStats stats() const;
-  // A layer whose file shrank is not served any more.
-  bool layer_failed(int layer_idx) const { return failed_[static_cast<size_t>(layer_idx)]; }
+  // A layer whose file shrank or was written to is not served any more: why, or empty.
+  const std::string& layer_failure(int layer_idx) const {
+    return failures_[static_cast<size_t>(layer_idx)];
+  }
+  // Compares the open files with what they were; every layer does so before it is reported.
+  void CheckTables();
 
  private:
   // A job with its open layers. The slot lives until no row refers to it, also when its layers were
@@ -172,7 +180,7 @@ class GatherEngine {
   const uint32_t num_orders_;
   const uint32_t heads_;  // owned heads per order
   GatherStats stats_;
-  std::array<bool, kMaxLayers> failed_{};
+  std::array<std::string, kMaxLayers> failures_;
 
   std::vector<JobSlot> jobs_;
   std::vector<uint32_t> free_jobs_;

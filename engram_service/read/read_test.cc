@@ -1,13 +1,19 @@
 // The gather engine against a reference that computes every row from its number, on a synthetic
 // table; then with faults: nothing but right rows or an error may come out.
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -272,6 +278,78 @@ TEST_F(EngineTest, ATruncatedFileStopsItsLayer) {
   const SequenceView view{0, 0, ids, {}};
   EXPECT_THAT(rows->Gather(std::span(&view, 1)).message(), HasSubstr("truncated"));
   EXPECT_THAT(rows->Gather(std::span(&view, 1)).message(), HasSubstr("truncated"));
+}
+
+// Whatever moves in a file under the engine: bytes of a row, its length, only its times. Nothing
+// read afterwards is passed on, rows from the cache neither, and the layer stays failed.
+TEST_F(EngineTest, AFileThatChangesUnderItStopsItsLayer) {
+  const auto touch = [](const std::string& path) {
+    const timespec times[2] = {{0, UTIME_OMIT}, {12345, 678}};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  const auto poke = [](const std::string& path) {
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(-20, std::ios::end);
+    file.put('\1');
+  };
+  const auto append = [](const std::string& path) {
+    std::ofstream(path, std::ios::binary | std::ios::app) << "more";
+  };
+  const auto mode = [](const std::string& path) { ASSERT_EQ(chmod(path.c_str(), 0600), 0); };
+  SeededRng rng(TestSeed(6));
+  const Tokens tokens = RandomTokens(rng, 30, false);
+  const SequenceView view{0, 0, tokens.ids, tokens.dead};
+  for (const std::function<void(const std::string&)>& change :
+       {std::function<void(const std::string&)>(touch), {poke}, {append}, {mode}}) {
+    ASSERT_TRUE(WriteSyntheticModel(dir_.path(), TestShape(), DemoConfig()).ok());
+    const auto tables = OpenTables(0, 1);
+    const auto rows = LocalRows::Over(*tables);
+    ASSERT_TRUE(rows->Gather(std::span(&view, 1)).ok());
+    ExpectRows(*tables, tokens, 1, rows->weights(1).data(), rows->scales(1).data());
+    // Longer than a tick of the file system's clock.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    change(tables->table(1).path());
+    ASSERT_FALSE(tables->table(1).CheckUnchanged().ok());
+    ASSERT_TRUE(tables->table(0).CheckUnchanged().ok());
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(rows->Gather(std::span(&view, 1)).message(), HasSubstr("changed on disk"));
+    }
+  }
+}
+
+TEST_F(EngineTest, CachedRowsOfAChangedFileAreNotServed) {
+  const auto tables = OpenTables(0, 1);
+  auto cache = RowCache::Create({4, 2, 256, 8}, size_t{4} << 20);
+  ASSERT_TRUE(cache.ok());
+  InlineReader reader(16);
+  GatherEngine engine(*tables, reader, cache->get());
+  const std::vector<int32_t> ids = {1, 2, 3, 4};
+  std::vector<uint8_t> bytes(4 * 12 * 264);
+  const auto gather = [&](bool past_cache) {
+    GatherStatus result = GatherStatus::kCancelled;
+    GatherJob job;
+    job.windows.resize(ids.size());
+    EXPECT_TRUE(tables->hasher().Windows(ids, 0, {}, job.windows).ok());
+    job.layers = 1;
+    job.past_cache = past_cache;
+    job.destinations[0] = {bytes.data(), bytes.data() + size_t{4 * 12 * 256}};
+    job.done = [&result](int, GatherStatus status, const std::string&) { result = status; };
+    engine.Start(std::move(job));
+    while (!engine.idle())
+      engine.Poll(true);
+    return result;
+  };
+  ASSERT_EQ(gather(false), GatherStatus::kOk);
+  const uint64_t reads = engine.stats().reads;
+  ASSERT_EQ(gather(false), GatherStatus::kOk);
+  EXPECT_EQ(engine.stats().reads, reads) << "all in the cache";
+  ASSERT_EQ(gather(true), GatherStatus::kOk);
+  EXPECT_GT(engine.stats().reads, reads) << "past the cache";
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(tables->table(0).path(), std::ios::binary | std::ios::app) << "more";
+  EXPECT_EQ(gather(false), GatherStatus::kDataError);
+  EXPECT_THAT(engine.layer_failure(0), HasSubstr("changed on disk"));
+  EXPECT_TRUE(engine.layer_failure(1).empty());
 }
 
 TEST_F(EngineTest, SharedBlocksAreReadOnce) {

@@ -1,22 +1,35 @@
 // Layout of the arena: rows (page-aligned, so huge pages serve them), metadata, hash table, three
-// rings, ghost table. The number of entries is what fits.
+// rings, ghost table. The number of entries is what fits. Zero bytes are a valid beginning of all
+// of it, so that nothing has to be written before it is used; it is populated back part first,
+// because tables are needed whole and rows one after another.
 #include "engram_service/read/row_cache.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <new>
+#include <type_traits>
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "common/check.h"
+#include "common/host_memory.h"
 
 namespace twinspark::engram {
 namespace {
 
 constexpr uint8_t kMaxCount = 3;
+constexpr size_t kPopulateStep = size_t{32} << 20;
+constexpr uint32_t kMinEntries = 16;
+
+// One step of population; EINVAL: a kernel without the call, which leaves it to the page faults.
+int PopulateRange(void* begin, size_t bytes) {
+  return madvise(begin, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL ? 0 : errno;
+}
 
 uint64_t HashKey(const NgramKey& key) {
   uint64_t h = key.order * 0x9E3779B97F4A7C15ull;
@@ -51,14 +64,16 @@ uint32_t RowCache::Ring::Pop() {
 }
 
 absl::StatusOr<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheShape& shape,
-                                                           size_t bytes) {
+                                                           size_t bytes,
+                                                           Populate populate) {
+  static_assert(std::is_trivially_copyable_v<Meta> && std::is_trivially_destructible_v<Meta>);
   CHECK(shape.heads * shape.layers <= 32 && shape.entry_bytes() > 0);
   // The hash table is a power of two above 4/3 of the entries, the ghost table one below twice:
   // count both at their largest.
   const size_t per_entry = shape.entry_bytes() + sizeof(Meta) + 3 * sizeof(uint32_t) +
                            3 * sizeof(uint32_t) + 2 * sizeof(uint64_t);
   const size_t capacity = bytes / per_entry;
-  if (capacity < 16 || capacity > UINT32_MAX / 8) {
+  if (capacity < kMinEntries || capacity > UINT32_MAX / 8) {
     return absl::InvalidArgumentError(absl::StrCat("a row cache of ", bytes, " bytes holds ",
                                                    capacity, " entries of ", per_entry,
                                                    " bytes; expected 16 to 500 million"));
@@ -84,12 +99,6 @@ absl::StatusOr<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheShape& 
   }
   cache->arena_ = arena;
   madvise(arena, cache->arena_bytes_, MADV_HUGEPAGE);
-  // Populated now: running out of memory later would be a kill in service.
-  if (madvise(arena, cache->arena_bytes_, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("row cache: cannot populate ", cache->arena_bytes_,
-                     " bytes: ", strerror(errno), "; lower DSV41_CACHE_GIB"));
-  }
   auto* at = static_cast<uint8_t*>(arena);
   const auto take = [&at](size_t count) {
     uint8_t* start = at;
@@ -97,9 +106,8 @@ absl::StatusOr<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheShape& 
     return start;
   };
   cache->rows_ = take(rows_bytes);
+  cache->rows_bytes_ = rows_bytes;
   cache->meta_ = reinterpret_cast<Meta*>(take(meta_bytes));
-  for (size_t i = 0; i < capacity; ++i)
-    new (&cache->meta_[i]) Meta;
   cache->table_ = reinterpret_cast<uint32_t*>(take(table_bytes));
   cache->table_mask_ = static_cast<uint32_t>(table_size - 1);
   for (Ring* ring : {&cache->small_, &cache->main_, &cache->free_}) {
@@ -110,12 +118,48 @@ absl::StatusOr<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheShape& 
   cache->ghost_mask_ = static_cast<uint32_t>(ghost_size - 1);
   // A zeroed ghost entry must read as too old.
   cache->ghost_clock_ = cache->capacity_ + 1;
-  for (uint32_t i = 0; i < cache->capacity_; ++i)
-    cache->free_.Push(i);
+  if (populate == Populate::kBehind) {
+    const uint64_t available = ReadHostMemory().available_bytes;
+    if (available != 0 && available < cache->arena_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("row cache: needs ", cache->arena_bytes_,
+                                                       " bytes, the machine has ", available,
+                                                       " available; lower DSV41_CACHE_GIB"));
+    }
+    cache->populate_thread_ = std::thread([raw = cache.get()] {
+      // The start of everything else comes first.
+      setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
+      raw->PopulateAll();
+    });
+    return cache;
+  }
+  // Now: running out of memory later would be a kill in service.
+  cache->PopulateAll();
+  if (cache->populate_error() != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("row cache: cannot populate ", cache->arena_bytes_,
+                     " bytes: ", strerror(cache->populate_error()), "; lower DSV41_CACHE_GIB"));
+  }
   return cache;
 }
 
+void RowCache::PopulateAll() {
+  auto* base = static_cast<uint8_t*>(arena_);
+  int error = PopulateRange(base + rows_bytes_, RoundUp(arena_bytes_ - rows_bytes_, 4096));
+  for (size_t done = 0; error == 0 && done < rows_bytes_ && !stop_;) {
+    const size_t step = std::min(kPopulateStep, rows_bytes_ - done);
+    error = PopulateRange(base + done, step);
+    if (error != 0) break;
+    done += step;
+    usable_.store(static_cast<uint32_t>(std::min<size_t>(capacity_, done / shape_.entry_bytes())),
+                  std::memory_order_release);
+  }
+  populate_error_.store(error, std::memory_order_release);
+  populating_.store(false, std::memory_order_release);
+}
+
 RowCache::~RowCache() {
+  stop_ = true;
+  if (populate_thread_.joinable()) populate_thread_.join();
   if (arena_ != nullptr) munmap(arena_, arena_bytes_);
 }
 
@@ -136,9 +180,18 @@ RowCache::Ref RowCache::Find(const NgramKey& key) {
 }
 
 RowCache::Ref RowCache::Insert(const NgramKey& key) {
-  if (free_.size == 0) Evict();
+  if (!HasFreeSlot()) {
+    // Read in this order: once population has ended, usable() is final.
+    const bool growing = populating_.load(std::memory_order_acquire);
+    if (growing || usable() < kMinEntries) return {};
+    if (usable() < capacity_) {  // ended early: the cache is a smaller one from here on
+      capacity_ = usable();
+      small_capacity_ = std::max<uint32_t>(1, capacity_ / 10);
+    }
+    if (!HasFreeSlot()) Evict();
+  }
   const uint64_t hash = HashKey(key);
-  const uint32_t slot = free_.Pop();
+  const uint32_t slot = free_.size > 0 ? free_.Pop() : next_fresh_++;
   Meta& meta = meta_[slot];
   meta.key = key;
   meta.hash = static_cast<uint32_t>(hash);

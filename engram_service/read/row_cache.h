@@ -2,13 +2,16 @@
 // layers, so one probe replaces a read per head and layer. Replacement is S3-FIFO (a small queue
 // that most entries leave again, a main queue with a two-bit count, a ghost list of what left the
 // small one), which hits more often than LRU on this traffic and moves nothing on a hit. All memory
-// is one arena made at start. One owner thread. Spec: engram.md 4.4.
+// is one arena made at start; it may be populated by a thread of its own, and entries are handed
+// out as far as it has come. One owner thread. Spec: engram.md 4.4.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -47,6 +50,9 @@ struct RowCacheStats {
 
 class RowCache {
  public:
+  // Populating gigabytes takes seconds on a busy machine: kBehind lets the service start meanwhile.
+  enum class Populate { kNow, kBehind };
+
   // Names an entry for as long as it has not been replaced.
   struct Ref {
     uint32_t slot = UINT32_MAX;
@@ -54,14 +60,20 @@ class RowCache {
     bool valid() const { return slot != UINT32_MAX; }
   };
 
-  // `bytes` for everything: rows, keys, queues, tables. kResourceExhausted when they cannot be had;
-  // kInvalidArgument when they hold no entry.
-  static absl::StatusOr<std::unique_ptr<RowCache>> Create(const RowCacheShape& shape, size_t bytes);
+  // `bytes` for everything: rows, keys, queues, tables. kResourceExhausted when they cannot be had
+  // (behind: when the machine has less available now); kInvalidArgument when they hold no entry.
+  static absl::StatusOr<std::unique_ptr<RowCache>> Create(const RowCacheShape& shape,
+                                                          size_t bytes,
+                                                          Populate populate = Populate::kNow);
   ~RowCache();
   RowCache(const RowCache&) = delete;
   RowCache& operator=(const RowCache&) = delete;
 
   uint32_t capacity() const { return capacity_; }
+  // Entries whose memory is there; capacity() once everything is populated. Any thread.
+  uint32_t usable() const { return usable_.load(std::memory_order_acquire); }
+  // errno of a population that ended early: the cache stays at usable(). Any thread.
+  int populate_error() const { return populate_error_.load(std::memory_order_acquire); }
   uint32_t size() const { return size_; }
   size_t arena_bytes() const { return arena_bytes_; }
   const RowCacheShape& shape() const { return shape_; }
@@ -69,7 +81,8 @@ class RowCache {
 
   // The entry of the key, counted as used; an invalid Ref when there is none.
   Ref Find(const NgramKey& key);
-  // A new entry without rows; replaces another where the cache is full. The key must not be in.
+  // A new entry without rows; replaces another where the cache is full. The key must not be in. An
+  // invalid Ref while there is no memory for one yet.
   Ref Insert(const NgramKey& key);
 
   bool alive(Ref ref) const { return ref.valid() && meta_[ref.slot].generation == ref.generation; }
@@ -110,6 +123,8 @@ class RowCache {
   };
 
   RowCache() = default;
+  void PopulateAll();
+  bool HasFreeSlot() const { return free_.size > 0 || next_fresh_ < usable(); }
   uint32_t LayerMask(uint32_t layer) const {
     return ((shape_.heads == 32 ? 0 : 1u << shape_.heads) - 1) << (layer * shape_.heads);
   }
@@ -134,7 +149,14 @@ class RowCache {
   uint32_t table_mask_ = 0;
   Ring small_;
   Ring main_;
-  Ring free_;
+  Ring free_;                // given back
+  uint32_t next_fresh_ = 0;  // slots from here on have never been used
+  size_t rows_bytes_ = 0;    // front part of the arena
+  std::atomic<uint32_t> usable_{0};
+  std::atomic<bool> populating_{true};
+  std::atomic<int> populate_error_{0};
+  std::atomic<bool> stop_{false};
+  std::thread populate_thread_;
   // Direct-mapped: fingerprint and when it came in; an entry is good for `main` insertions.
   uint64_t* ghost_ = nullptr;
   uint32_t ghost_mask_ = 0;

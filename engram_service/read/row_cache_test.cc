@@ -3,6 +3,7 @@
 #include "engram_service/read/row_cache.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <list>
 #include <map>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -116,6 +118,46 @@ TEST(RowCache, MemoryIsTheArenaFromTheStart) {
   for (int32_t i = 0; i < 200000; ++i)
     Fill(cache, cache.Insert(Key(2, i * 3)), 0, i);
   EXPECT_LE(ResidentBytes(), made_bytes + (size_t{2} << 20));
+}
+
+// Entries come as the memory does: nothing is found that was not put in, nothing is refused once
+// all is there, and Create does not wait for it.
+TEST(RowCache, PopulatedBehindTheStart) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  auto made = RowCache::Create({4, 2, 256, 8}, kBytes, RowCache::Populate::kBehind);
+  ASSERT_TRUE(made.ok()) << made.status();
+  RowCache& cache = **made;
+  std::map<int32_t, RowCache::Ref> put;
+  int32_t id = 0;
+  int refused = 0;
+  while (cache.usable() < cache.capacity()) {
+    const RowCache::Ref ref = cache.Insert(Key(2, id * 5));
+    if (!ref.valid()) {
+      ++refused;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      continue;
+    }
+    ASSERT_LT(ref.slot, cache.usable());
+    Fill(cache, ref, 0, id);
+    put[id++] = ref;
+  }
+  EXPECT_EQ(cache.populate_error(), 0);
+  for (; cache.size() < cache.capacity(); ++id) {
+    const RowCache::Ref ref = cache.Insert(Key(2, id * 5));
+    ASSERT_TRUE(ref.valid());
+    Fill(cache, ref, 0, id);
+    put[id] = ref;
+  }
+  for (const auto& [key, ref] : put) {
+    ASSERT_EQ(cache.Find(Key(2, key * 5)).slot, ref.slot);
+    ASSERT_EQ(cache.Weights(ref, 0)[1023], key & 0x7f);
+  }
+  printf("%d of %d insertions came before their memory\n", refused, refused + id);
+}
+
+TEST(RowCache, MoreThanTheMachineHasIsRefusedAtOnce) {
+  const auto made = RowCache::Create({4, 2, 256, 8}, size_t{1} << 40, RowCache::Populate::kBehind);
+  EXPECT_EQ(made.status().code(), absl::StatusCode::kResourceExhausted) << made.status();
 }
 
 // Exact S3-FIFO with the same parameters: small queue 10 %, ghost as many entries as the cache.

@@ -94,6 +94,9 @@ void EngramMetrics::Update() {
   metrics_.Counter("dsv_engram_rpc_gathers_total", "Gather calls over gRPC")
       .Increment(static_cast<double>(service_.rpc_gathers() - last_rpc_gathers_));
   last_rpc_gathers_ = service_.rpc_gathers();
+  metrics_.Counter("dsv_engram_table_changes_total", "Table files found changed on disk")
+      .Increment(static_cast<double>(service_.table_changes() - last_table_changes_));
+  last_table_changes_ = service_.table_changes();
   metrics_.Gauge("dsv_engram_attachments", "Workers attached to shared memory")
       .Set(static_cast<double>(now.attachments));
   metrics_.Gauge("dsv_engram_slab_bytes", "Shared memory of row slabs")

@@ -30,6 +30,7 @@ class EngramMetrics {
   uint64_t epoch_ = 0;  // of the Serving that `last_` belongs to
   RowServerStats last_;
   uint64_t last_rpc_gathers_ = 0;
+  uint64_t last_table_changes_ = 0;
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;

@@ -3,6 +3,7 @@
 #include "engram_service/service/engram_service.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -163,6 +164,11 @@ std::shared_ptr<Serving> EngramServiceImpl::serving() const {
   return serving_;
 }
 
+uint64_t EngramServiceImpl::attachments() const {
+  const auto current = serving();
+  return current == nullptr ? 0 : current->server().stats().attachments;
+}
+
 absl::StatusOr<std::shared_ptr<Serving>> EngramServiceImpl::Ready() const {
   auto current = serving();
   if (current == nullptr) return absl::UnavailableError("the tables are being opened");
@@ -171,6 +177,9 @@ absl::StatusOr<std::shared_ptr<Serving>> EngramServiceImpl::Ready() const {
 
 pb::ServiceState EngramServiceImpl::state(std::string* reason) const {
   std::shared_ptr<Serving> current;
+  std::string change;
+  std::string replaced;
+  std::string reopen_error;
   {
     const std::lock_guard lock(mutex_);
     if (draining_) {
@@ -178,18 +187,36 @@ pb::ServiceState EngramServiceImpl::state(std::string* reason) const {
       return pb::SERVICE_DRAINING;
     }
     current = serving_;
+    change = change_;
+    replaced = replaced_;
+    reopen_error = reopen_error_;
   }
   if (current == nullptr) {
     *reason = "opening the tables";
     return pb::SERVICE_STARTING;
   }
   const RowServerStats stats = current->server().stats();
-  if (stats.layer_failed) {
-    *reason = stats.engine.last_error;
+  if (!stats.failure.empty()) {
+    *reason = stats.failure;
+    if (!reopen_error.empty()) absl::StrAppend(reason, "; opening it again: ", reopen_error);
     return pb::SERVICE_FAILED;
+  }
+  if (!change.empty()) {
+    *reason = absl::StrCat("opened again after this: ", change, "; Reload says that it is right");
+    return pb::SERVICE_DEGRADED;
+  }
+  if (!replaced.empty()) {
+    *reason = absl::StrCat(replaced, " was replaced on disk; the old file is served until Reload");
+    return pb::SERVICE_DEGRADED;
   }
   if (!current->compromise().empty()) {
     *reason = current->compromise();
+    return pb::SERVICE_DEGRADED;
+  }
+  if (stats.engine.cache_populate_error != 0) {
+    *reason = absl::StrCat("the row cache ends at ", stats.engine.cache_usable,
+                           " entries: ", strerror(stats.engine.cache_populate_error),
+                           "; lower DSV41_CACHE_GIB");
     return pb::SERVICE_DEGRADED;
   }
   if (stats.engine.retries + stats.engine.data_errors > 0) {
@@ -226,6 +253,7 @@ grpc::Status EngramServiceImpl::Hello(grpc::ServerContext*,
       layer.add_columns(static_cast<uint32_t>(column));
     }
     layer.set_source(table.path());
+    layer.set_content_digest(Bytes(table.content()));
   }
   reply->set_row_weight_bytes(tables.table(0).row_weight_bytes());
   reply->set_row_scale_bytes(tables.table(0).row_scale_bytes());
@@ -397,24 +425,68 @@ grpc::Status EngramServiceImpl::Verify(grpc::ServerContext* context,
 grpc::Status EngramServiceImpl::Reload(grpc::ServerContext*,
                                        const pb::ReloadRequest*,
                                        pb::ReloadReply* reply) {
-  const std::lock_guard reload_lock(reload_mutex_);
-  ServingOptions options = options_;
-  // Two data planes cannot share one fixed name: the old one goes first then.
-  if (!options.server.socket.empty()) {
-    const std::lock_guard lock(mutex_);
-    serving_ = nullptr;
-  }
-  auto opened = Serving::Open(options);
+  const auto opened = Reopen();
   if (!opened.ok()) return ToGrpcStatus(opened.status());
   reply->set_service_epoch((*opened)->epoch());
   reply->set_tier(std::string((*opened)->tables().tier()));
-  LOG_INFO << "tables opened again service_epoch=" << Hex16((*opened)->epoch());
+  const std::lock_guard lock(mutex_);
+  change_.clear();
+  return grpc::Status::OK;
+}
+
+// New tables, data plane and epoch in place of the old ones; on an error the old ones stay.
+absl::StatusOr<std::shared_ptr<Serving>> EngramServiceImpl::Reopen() {
+  const std::lock_guard reload_lock(reload_mutex_);
+  // Two data planes cannot share one fixed name: the old one goes first then.
+  if (!options_.server.socket.empty()) {
+    const std::lock_guard lock(mutex_);
+    serving_ = nullptr;
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<Serving> opened, Serving::Open(options_));
+  LOG_INFO << "tables opened again service_epoch=" << Hex16(opened->epoch())
+           << " canary=" << Hex(opened->expected_canary()).substr(0, 16);
   std::shared_ptr<Serving> old;
   {
     const std::lock_guard lock(mutex_);
-    old = std::exchange(serving_, *std::move(opened));
+    old = std::exchange(serving_, opened);
+    replaced_.clear();
+    reopen_error_.clear();
   }
-  return grpc::Status::OK;
+  return opened;
+}
+
+void EngramServiceImpl::CheckTables() {
+  const std::shared_ptr<Serving> current = serving();
+  std::string failure;
+  if (current != nullptr) {
+    current->server().CheckTables();
+    failure = current->server().stats().failure;
+    std::string replaced;
+    for (int i = 0; i < current->tables().num_layers() && replaced.empty(); ++i) {
+      for (const std::string& path : current->tables().table(i).ReplacedPaths())
+        replaced = path;
+    }
+    const std::lock_guard lock(mutex_);
+    if (draining_) return;
+    if (replaced != replaced_ && !replaced.empty()) {
+      LOG_WARNING << replaced << " was replaced on disk; the old file is served";
+    }
+    replaced_ = replaced;
+    if (failure.empty()) return;
+    if (failure != change_) {
+      change_ = failure;
+      ++table_changes_;
+      LOG_ERROR << "nothing is served any more error=\"" << failure << "\"";
+    }
+  }
+  const auto opened = Reopen();
+  if (opened.ok()) return;
+  const std::lock_guard lock(mutex_);
+  const std::string error(opened.status().message());
+  if (error != reopen_error_) {
+    LOG_ERROR << "cannot open the tables again error=\"" << error << "\"";
+  }
+  reopen_error_ = error;
 }
 
 grpc::Status EngramServiceImpl::Canary(grpc::ServerContext*,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,8 @@ constexpr double kDefaultCacheGib = 2;
 constexpr int kSampledTokens = 64;
 constexpr auto kSelfTestTimeout = std::chrono::milliseconds(30'000);
 constexpr int kCanaryTokens = 32;
+// Coarser than any file system's clock: a file written to after this long has another time.
+constexpr int64_t kSettleNs = 20'000'000;
 
 // Fixed ids, spread over the vocabulary.
 std::vector<int32_t> SpreadIds(const EngramShape& shape, int count, uint64_t seed) {
@@ -35,10 +38,12 @@ std::vector<int32_t> SpreadIds(const EngramShape& shape, int count, uint64_t see
 
 absl::StatusOr<GatheredRows> GatherIds(const TableSet& tables,
                                        RowServer& server,
-                                       const std::vector<int32_t>& ids) {
+                                       const std::vector<int32_t>& ids,
+                                       bool past_cache) {
   std::vector<Window> windows;
   RETURN_IF_ERROR(AppendWindows(tables.hasher(), {0, 0, ids, {}}, windows));
-  return server.Gather(std::move(windows), (1u << tables.num_layers()) - 1, kSelfTestTimeout);
+  return server.Gather(std::move(windows), (1u << tables.num_layers()) - 1, kSelfTestTimeout,
+                       past_cache);
 }
 
 // First and last row of every owned column: the rows where a wrong offset or split shows.
@@ -80,6 +85,7 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
     again.direct = true;
     ASSIGN_OR_RETURN(serving->tables_, TableSet::Open(again));
   }
+  RETURN_IF_ERROR(serving->WaitUntilSettled());
   ASSIGN_OR_RETURN(auto reader, serving->MakeTableReader(options.reader));
   ASSIGN_OR_RETURN(auto cache, serving->MakeCache(options.cache_gib));
   ASSIGN_OR_RETURN(serving->server_, RowServer::Start(*serving->tables_, std::move(reader),
@@ -88,6 +94,22 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
   RETURN_IF_ERROR(serving->CheckRows());
   ASSIGN_OR_RETURN(serving->canary_, serving->RunCanary());
   return serving;
+}
+
+// A file whose last change is no older than a tick of its clock could change again unseen.
+absl::Status Serving::WaitUntilSettled() const {
+  for (int i = 0; i < tables_->num_layers(); ++i) {
+    for (const TableFile& file : tables_->table(i).files()) {
+      const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                              std::chrono::system_clock::now().time_since_epoch())
+                              .count();
+      const int64_t age = now - std::max(file.identity.modified_ns, file.identity.changed_ns);
+      if (age < 0 || age >= kSettleNs) continue;
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kSettleNs - age));
+    }
+    RETURN_IF_ERROR(tables_->table(i).CheckUnchanged());
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<BlockReader>> Serving::MakeTableReader(const ReaderChoice& choice) {
@@ -125,14 +147,15 @@ absl::StatusOr<std::unique_ptr<RowCache>> Serving::MakeCache(double gib) const {
         absl::StrCat("the row cache holds at most 32 rows per n-gram, this model has ",
                      shape.heads * shape.layers, "; set DSV41_CACHE_GIB=0"));
   }
-  return RowCache::Create(shape, static_cast<size_t>(gib * (uint64_t{1} << 30)));
+  return RowCache::Create(shape, static_cast<size_t>(gib * (uint64_t{1} << 30)),
+                          RowCache::Populate::kBehind);
 }
 
 absl::Status Serving::CheckRows() {
   RETURN_IF_ERROR(CheckBoundaryRows(*tables_));
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<int32_t> ids = SpreadIds(tables_->shape(), kSampledTokens, RandomU64());
-  RETURN_IF_ERROR(GatherIds(*tables_, *server_, ids).status());
+  RETURN_IF_ERROR(GatherIds(*tables_, *server_, ids, false).status());
   self_test_.rows =
       ids.size() * tables_->columns().size() * static_cast<uint64_t>(tables_->num_layers());
   self_test_.micros = std::chrono::duration_cast<std::chrono::microseconds>(
@@ -142,8 +165,9 @@ absl::Status Serving::CheckRows() {
 }
 
 absl::StatusOr<Sha256Digest> Serving::RunCanary() const {
-  ASSIGN_OR_RETURN(const GatheredRows rows,
-                   GatherIds(*tables_, *server_, SpreadIds(tables_->shape(), kCanaryTokens, 1)));
+  ASSIGN_OR_RETURN(
+      const GatheredRows rows,
+      GatherIds(*tables_, *server_, SpreadIds(tables_->shape(), kCanaryTokens, 1), true));
   Sha256 hash;
   for (const auto& layer : rows.layers) {
     hash.Update(layer.weights);

@@ -43,11 +43,12 @@ class Serving {
   const Sha256Digest& expected_canary() const { return canary_; }
   const SelfTest& self_test() const { return self_test_; }
 
-  // Rows of the canary tokens through the whole path, as one digest.
+  // Rows of the canary tokens through the whole path, past the cache, as one digest.
   absl::StatusOr<Sha256Digest> RunCanary() const;
 
  private:
   Serving() = default;
+  absl::Status WaitUntilSettled() const;
   absl::Status CheckRows();
   absl::StatusOr<std::unique_ptr<BlockReader>> MakeTableReader(const ReaderChoice& choice);
   absl::StatusOr<std::unique_ptr<RowCache>> MakeCache(double gib) const;

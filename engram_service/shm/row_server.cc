@@ -30,6 +30,7 @@ namespace twinspark::engram {
 namespace {
 
 constexpr auto kHeartbeatPeriod = std::chrono::milliseconds(10);
+constexpr auto kCheckWait = std::chrono::seconds(2);
 constexpr int kMaxSleepMs = 1000;
 constexpr int kMaxEvents = 32;
 constexpr size_t kMaxPosted = 64;
@@ -234,9 +235,8 @@ std::string RowServer::Refusal(const RowAttachRequest& request) const {
     return absl::StrCat("ring protocol version ", request.version, "; the service speaks ",
                         TWINSPARK_ROW_RING_VERSION);
   }
-  if (service_state_ == kRowServiceDraining || service_state_ == kRowServiceFailed) {
-    return "the service is draining or has failed";
-  }
+  if (service_state_ == kRowServiceDraining) return "the service is draining";
+  if (service_state_ == kRowServiceFailed) return stats().failure;
   if (memcmp(request.model_digest, tables_.model_digest().data(), 32) != 0) {
     return absl::StrCat("model digest ", Hex(std::span(request.model_digest, 32)),
                         "; the service has ", Hex(tables_.model_digest()));
@@ -401,7 +401,8 @@ bool RowServer::TakePosted() {
 
 absl::StatusOr<GatheredRows> RowServer::Gather(std::vector<Window> windows,
                                                uint32_t layers,
-                                               std::chrono::milliseconds timeout) {
+                                               std::chrono::milliseconds timeout,
+                                               bool past_cache) {
   struct Shared {
     GatheredRows rows;
     std::promise<absl::Status> promise;
@@ -423,6 +424,7 @@ absl::StatusOr<GatheredRows> RowServer::Gather(std::vector<Window> windows,
   job.windows = std::move(windows);
   job.layers = layers;
   job.priority = 1;
+  job.past_cache = past_cache;
   job.deadline_ns =
       MonotonicNs() + std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
   job.done = [shared](int layer_idx, GatherStatus status, const std::string& error) {
@@ -449,6 +451,17 @@ absl::StatusOr<GatheredRows> RowServer::Gather(std::vector<Window> windows,
   }
   RETURN_IF_ERROR(done.get());
   return std::move(shared->rows);
+}
+
+void RowServer::CheckTables() {
+  auto done = std::make_shared<std::promise<void>>();
+  std::future<void> checked = done->get_future();
+  Post([this, done](GatherEngine& engine) {
+    engine.CheckTables();
+    PublishStats();
+    done->set_value();
+  });
+  checked.wait_for(kCheckWait);  // a reactor that is stuck in a read answers later
 }
 
 bool RowServer::Prefetch(std::vector<Window> windows, int priority) {
@@ -479,9 +492,9 @@ void RowServer::PublishStats() {
     ++stats.attachments;
     stats.slab_bytes += client->session->slab_bytes();
   }
-  for (int i = 0; i < tables_.num_layers(); ++i) {
-    stats.layer_failed = stats.layer_failed || engine_->layer_failed(i);
-  }
+  for (int i = 0; i < tables_.num_layers() && stats.failure.empty(); ++i)
+    stats.failure = engine_->layer_failure(i);
+  if (!stats.failure.empty()) service_state_ = kRowServiceFailed;
   const std::lock_guard lock(mutex_);
   published_ = std::move(stats);
 }

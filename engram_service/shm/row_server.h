@@ -40,7 +40,7 @@ struct RowServerStats {
   uint64_t attachments_total = 0;
   uint64_t attachments_refused = 0;
   uint64_t slab_bytes = 0;
-  bool layer_failed = false;
+  std::string failure;  // why a layer is not served any more
 };
 
 // Rows as bytes, per layer of the table set, for the control plane.
@@ -67,10 +67,14 @@ class RowServer {
   const std::string& socket_name() const { return socket_name_; }
   std::string reader_name() const { return reader_name_; }
 
-  // Blocks until the rows are there, at most `timeout`.
+  // Blocks until the rows are there, at most `timeout`. `past_cache`: as the drive has them now.
   absl::StatusOr<GatheredRows> Gather(std::vector<Window> windows,
                                       uint32_t layers,
-                                      std::chrono::milliseconds timeout);
+                                      std::chrono::milliseconds timeout,
+                                      bool past_cache = false);
+  // Has the reactor compare the open files with what they were; the result is in stats().failure
+  // once this returns, and in the header of every attached worker.
+  void CheckTables();
   // False when hints are dropped.
   bool Prefetch(std::vector<Window> windows, int priority);
 

@@ -88,6 +88,7 @@ absl::StatusOr<std::unique_ptr<CompatTable>> CompatTable::Open(
   if (table->files_.empty()) return absl::NotFoundError("no DSV41EN1 file");
   identity.UpdateU32(static_cast<uint32_t>(layer.layer_id));
   table->digest_ = identity.Finish();
+  table->ContentFromFiles();
   return table;
 }
 

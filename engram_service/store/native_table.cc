@@ -96,6 +96,7 @@ absl::StatusOr<std::unique_ptr<NativeTable>> NativeTable::Open(const Checkpoint&
   identity.Update(table->header_digest_);
   identity.UpdateU32(static_cast<uint32_t>(layer.layer_id));
   table->digest_ = identity.Finish();
+  table->ContentFromFiles();
   return table;
 }
 

@@ -95,6 +95,9 @@ absl::StatusOr<std::unique_ptr<PackedTable>> PackedTable::Open(const std::string
   std::unique_ptr<PackedTable> table(new PackedTable);
   const Fd plain(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!plain.valid()) return ErrnoStatus(errno, path);
+  // Before its content is looked at: a change from here on shows in its identity.
+  ASSIGN_OR_RETURN(TableFile opened, OpenTableFile(path, direct));
+  table->files_.push_back(std::move(opened));
   ASSIGN_OR_RETURN(PackedFile file, ReadPackedFile(plain.get(), path));
   const LayerHash& layer = hasher.layer(layer_idx);
   const absl::Status fits = CheckAgainstModel(file.layout, hasher, layer, columns);
@@ -106,8 +109,6 @@ absl::StatusOr<std::unique_ptr<PackedTable>> PackedTable::Open(const std::string
   table->num_rows_ = h.table_rows;
   table->row_weight_bytes_ = h.row_weight_bytes;
   table->row_scale_bytes_ = h.row_scale_bytes;
-  ASSIGN_OR_RETURN(TableFile opened, OpenTableFile(path, direct));
-  table->files_.push_back(std::move(opened));
   table->first_page_.assign(layer.primes.size(), kAbsent);
   for (const PackedSegment& segment : table->layout_.segments) {
     table->first_page_[segment.column] = segment.first_page;
@@ -118,6 +119,7 @@ absl::StatusOr<std::unique_ptr<PackedTable>> PackedTable::Open(const std::string
   identity.Update(h.source_header_digest);
   identity.UpdateU32(h.layer);
   table->digest_ = identity.Finish();
+  table->content_ = h.footer_digest;
   return table;
 }
 

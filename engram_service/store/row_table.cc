@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -45,8 +46,55 @@ absl::StatusOr<TableFile> OpenTableFile(const std::string& path, bool direct) {
   if (!file.fd.valid()) return ErrnoStatus(errno, path);
   // Rows lie anywhere: reading ahead would only push other things out of memory.
   if (!file.direct) posix_fadvise(file.fd.get(), 0, 0, POSIX_FADV_RANDOM);
-  ASSIGN_OR_RETURN(file.bytes, FileSize(file.fd.get(), path));
+  ASSIGN_OR_RETURN(file.identity, IdentityOf(file.fd.get(), path));
+  file.bytes = file.identity.bytes;
   return file;
+}
+
+absl::StatusOr<FileIdentity> IdentityOf(int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, path);
+  const auto nanoseconds = [](const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return FileIdentity{info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size),
+                      nanoseconds(info.st_mtim), nanoseconds(info.st_ctim)};
+}
+
+std::string FileIdentity::Text() const {
+  return absl::StrCat("inode ", inode, ", ", bytes, " bytes, modified ", modified_ns, ", changed ",
+                      changed_ns);
+}
+
+absl::Status RowTable::CheckUnchanged() const {
+  for (const TableFile& file : files_) {
+    ASSIGN_OR_RETURN(const FileIdentity now, IdentityOf(file.fd.get(), file.path));
+    if (now == file.identity) continue;
+    return absl::DataLossError(absl::StrCat(file.path, " changed on disk while it was served: was ",
+                                            file.identity.Text(), "; is ", now.Text()));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> RowTable::ReplacedPaths() const {
+  std::vector<std::string> replaced;
+  for (const TableFile& file : files_) {
+    struct stat info;
+    if (stat(file.path.c_str(), &info) != 0 || info.st_ino != file.identity.inode ||
+        info.st_dev != file.identity.device) {
+      replaced.push_back(file.path);
+    }
+  }
+  return replaced;
+}
+
+void RowTable::ContentFromFiles() {
+  Sha256 hash;
+  for (const TableFile& file : files_) {
+    hash.UpdateU64(file.identity.bytes);
+    hash.UpdateU64(static_cast<uint64_t>(file.identity.modified_ns));
+  }
+  content_ = hash.Finish();
 }
 
 absl::Status RowTable::ReadRow(int column, uint32_t bucket, std::span<uint8_t> row) const {

@@ -31,12 +31,27 @@ struct RowPiece {
   uint16_t file_idx = 0;  // which of the table's files
 };
 
+// What an open file was when its content was checked. Whoever writes to it moves at least one of
+// these before a byte of the content changes (through the page cache, past it and by mapping).
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t bytes = 0;
+  int64_t modified_ns = 0;  // Unix time
+  int64_t changed_ns = 0;
+
+  bool operator==(const FileIdentity&) const = default;
+  std::string Text() const;
+};
+absl::StatusOr<FileIdentity> IdentityOf(int fd, const std::string& path);
+
 // A file of a table, open for reading.
 struct TableFile {
   std::string path;
   Fd fd;
   uint64_t bytes = 0;
-  bool direct = false;  // opened with O_DIRECT
+  FileIdentity identity;  // when it was opened
+  bool direct = false;    // opened with O_DIRECT
 };
 
 // Opens for reading; with `direct` past the page cache where the file system allows it.
@@ -62,6 +77,14 @@ class RowTable {
   // Identifies the content: what the source file's header and index say (engram.md 3.3).
   const Sha256Digest& digest() const { return digest_; }
   virtual std::string_view tier() const = 0;  // "native", "packed" or "compat"
+  // Identifies the row bytes as far as the format can: the digests of a packed file's footer; for
+  // files without checksums their sizes and times of modification. The same across restarts.
+  const Sha256Digest& content() const { return content_; }
+  // OK as long as the open files are what they were at Open; else DATA_LOSS with both identities.
+  // To be asked after reading and before passing on what was read.
+  absl::Status CheckUnchanged() const;
+  // Paths that by now lead to another file than the open one, or to none.
+  std::vector<std::string> ReplacedPaths() const;
 
   // Whether this file holds the column (packed files hold one node's columns only).
   virtual bool HasColumn(int column) const = 0;
@@ -80,6 +103,9 @@ class RowTable {
   uint32_t row_scale_bytes_ = 0;
   std::vector<TableFile> files_;  // at least one after Open
   Sha256Digest digest_{};
+  Sha256Digest content_{};
+  // For formats without checksums, once files_ is complete.
+  void ContentFromFiles();
 };
 
 // True when a row holds a NaN weight code (0x7F, 0xFF) or scale 255: damage that must not be passed

@@ -2,7 +2,6 @@
 #include "shard_worker/backend/memory_plan.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <string>
 
@@ -129,20 +128,6 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config,
   // Replicated tensors count whole on every rank; the part that is split dominates.
   const uint64_t world = static_cast<uint64_t>(std::max(1, request.world));
   return PlanMemory(config, bytes / world + bytes / 20, request);
-}
-
-HostMemory ReadHostMemory() {
-  HostMemory memory;
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::string unit;
-  uint64_t kib = 0;
-  while (file >> key >> kib) {
-    if (key == "MemTotal:") memory.total_bytes = kib << 10;
-    if (key == "MemAvailable:") memory.available_bytes = kib << 10;
-    std::getline(file, unit);
-  }
-  return memory;
 }
 
 }  // namespace twinspark

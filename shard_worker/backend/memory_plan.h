@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "common/host_memory.h"
 #include "common/model_config.h"
 #include "common/safetensors.h"
 #include "shard_worker/model/model.h"
@@ -49,12 +50,5 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config,
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config,
                                       uint64_t weights_bytes,
                                       const MemoryRequest& request);
-
-// MemTotal and MemAvailable of /proc/meminfo in bytes; 0 where it does not say.
-struct HostMemory {
-  uint64_t total_bytes = 0;
-  uint64_t available_bytes = 0;
-};
-HostMemory ReadHostMemory();
 
 }  // namespace twinspark

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -106,38 +107,46 @@ absl::Status AbortedNow() {
 }  // namespace
 
 RowConnector RowServiceConnector() {
-  return [](const ModelConfig& model, const GroupConfig& group,
-            int max_step_rows) -> absl::StatusOr<RowConnection> {
-    RowClientOptions options;
-    options.endpoint = group.engram_endpoint;
-    options.rank = group.rank;
-    options.world = group.world;
-    options.max_round_rows = limits::kMaxRoundRows;
-    options.max_chunk_rows = max_step_rows;
-    auto client = RowClient::Connect(model, options);
-    if (!client.ok()) {
-      return absl::Status(
-          client.status().code(),
-          absl::StrCat("row service of rank ", group.rank, " at ", group.engram_endpoint, ": ",
-                       std::string(client.status().message())));
-    }
-    RowConnection connection;
-    RowClient* raw = client->get();
-    connection.source = *std::move(client);
-    connection.facts = [raw, endpoint = group.engram_endpoint] {
-      const RowClientState state = raw->state();
-      RowServiceFacts facts;
-      facts.endpoint = endpoint;
-      facts.transport = state.transport;
-      facts.tier = state.tier;
-      facts.errors = state.errors;
-      facts.requests = state.requests;
-      facts.last_error = state.last_error;
-      return facts;
-    };
-    connection.check = [raw] { return raw->CheckAlive(); };
-    return connection;
+  // What the rows were in the last epoch, for as long as the process computes with one model.
+  struct LastEpoch {
+    std::string model_dir;
+    std::optional<RowContent> content;
   };
+  return
+      [last = std::make_shared<LastEpoch>()](const ModelConfig& model, const GroupConfig& group,
+                                             int max_step_rows) -> absl::StatusOr<RowConnection> {
+        RowClientOptions options;
+        if (last->model_dir == group.model_dir) options.expected = last->content;
+        options.endpoint = group.engram_endpoint;
+        options.rank = group.rank;
+        options.world = group.world;
+        options.max_round_rows = limits::kMaxRoundRows;
+        options.max_chunk_rows = max_step_rows;
+        auto client = RowClient::Connect(model, options);
+        if (!client.ok()) {
+          return absl::Status(
+              client.status().code(),
+              absl::StrCat("row service of rank ", group.rank, " at ", group.engram_endpoint, ": ",
+                           std::string(client.status().message())));
+        }
+        *last = {group.model_dir, (*client)->content()};
+        RowConnection connection;
+        RowClient* raw = client->get();
+        connection.source = *std::move(client);
+        connection.facts = [raw, endpoint = group.engram_endpoint] {
+          const RowClientState state = raw->state();
+          RowServiceFacts facts;
+          facts.endpoint = endpoint;
+          facts.transport = state.transport;
+          facts.tier = state.tier;
+          facts.errors = state.errors;
+          facts.requests = state.requests;
+          facts.last_error = state.last_error;
+          return facts;
+        };
+        connection.check = [raw] { return raw->CheckAlive(); };
+        return connection;
+      };
 }
 
 ModelBackend::ModelBackend(const Options& options, RowConnector connect_rows)

@@ -8,6 +8,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "common/limits.h"
@@ -26,6 +27,10 @@ constexpr size_t kHistory = 3;
 
 void SetDeadline(grpc::ClientContext& context, int64_t ms) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(ms));
+}
+
+std::string ShortHex(const std::string& digest) {
+  return absl::BytesToHexString(digest.substr(0, 8));
 }
 
 }  // namespace
@@ -64,7 +69,8 @@ absl::StatusOr<EngramHello> EngramRpc::Hello(const std::string& client) const {
   for (const pb::Layer& layer : reply.layers()) {
     hello.layers.push_back({static_cast<int>(layer.layer_id()),
                             layer.num_rows(),
-                            {layer.columns().begin(), layer.columns().end()}});
+                            {layer.columns().begin(), layer.columns().end()},
+                            layer.content_digest()});
   }
   hello.row_weight_bytes = static_cast<int>(reply.row_weight_bytes());
   hello.row_scale_bytes = static_cast<int>(reply.row_scale_bytes());
@@ -76,6 +82,20 @@ absl::StatusOr<EngramHello> EngramRpc::Hello(const std::string& client) const {
   hello.tier = reply.tier();
   hello.back_end = reply.back_end();
   return hello;
+}
+
+absl::StatusOr<std::string> EngramRpc::Canary() const {
+  pb::CanaryReply reply;
+  grpc::ClientContext context;
+  SetDeadline(context, 5 * limits::kRowWaitMsMax);
+  const grpc::Status status = impl_->stub->Canary(&context, {}, &reply);
+  if (!status.ok()) return impl_->Wrap(status);
+  if (reply.digest() != reply.expected()) {
+    return absl::DataLossError(absl::StrCat(
+        "row service at ", impl_->endpoint, ": its canary rows are ", ShortHex(reply.digest()),
+        ", at its start they were ", ShortHex(reply.expected())));
+  }
+  return reply.digest();
 }
 
 absl::StatusOr<std::vector<RowBytes>> EngramRpc::Gather(std::span<const RowRange> ranges,

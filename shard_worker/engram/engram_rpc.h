@@ -20,6 +20,7 @@ struct EngramHello {
     int layer_id = 0;
     uint64_t num_rows = 0;
     std::vector<int> columns;
+    std::string content_digest;
   };
   std::string build_id;
   uint64_t service_epoch = 0;
@@ -47,6 +48,9 @@ class EngramRpc {
   ~EngramRpc();
 
   absl::StatusOr<EngramHello> Hello(const std::string& client) const;
+  // Digest of the canary's rows as the drive has them now. DATA_LOSS when they are not what they
+  // were when the service opened its tables.
+  absl::StatusOr<std::string> Canary() const;
   // Rows of all layers, at most kMaxGatherTokens tokens in a call; larger requests are split.
   absl::StatusOr<std::vector<RowBytes>> Gather(std::span<const RowRange> ranges,
                                                const EngramHello& hello) const;

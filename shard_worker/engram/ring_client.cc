@@ -74,7 +74,8 @@ absl::Status RowError(uint32_t state, int layer_idx) {
     case kRowBadRequest:
       return absl::InternalError(where + "the row service refused the request as malformed");
     case kRowDataError:
-      return absl::DataLossError(where + "the row service cannot read its table");
+      return absl::DataLossError(where +
+                                 "the row service cannot read its table or it changed on disk");
     case kRowTimeout:
       return absl::DeadlineExceededError(where + "not read in time");
     case kRowStaleEpoch:

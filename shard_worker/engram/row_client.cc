@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -74,11 +75,38 @@ absl::Status CheckHello(const EngramHello& hello,
   return absl::OkStatus();
 }
 
+// The tables may have been changed since the last epoch, with this worker and its peers still
+// holding results of the old rows. Whoever meant it starts the worker anew.
+absl::Status CheckContent(const RowContent& now, const RowContent& last) {
+  if (now == last) return absl::OkStatus();
+  const auto hex = [](const std::string& digest) {
+    return absl::BytesToHexString(digest.substr(0, 8));
+  };
+  std::vector<std::string> differences;
+  if (now.model_digest != last.model_digest) {
+    differences.push_back(
+        absl::StrCat("model digest ", hex(now.model_digest), ", was ", hex(last.model_digest)));
+  }
+  for (size_t i = 0; i < now.layer_digests.size() && i < last.layer_digests.size(); ++i) {
+    if (now.layer_digests[i] == last.layer_digests[i]) continue;
+    differences.push_back(absl::StrCat("content of layer index ", i, " ", hex(now.layer_digests[i]),
+                                       ", was ", hex(last.layer_digests[i])));
+  }
+  if (now.canary != last.canary) {
+    differences.push_back(
+        absl::StrCat("canary rows ", hex(now.canary), ", were ", hex(last.canary)));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the Engram tables are not those of the last epoch: ", absl::StrJoin(differences, "; "),
+      "; put the old ones back, or restart all workers to go on with these"));
+}
+
 }  // namespace
 
 struct RowClient::Transport {
   std::unique_ptr<EngramRpc> rpc;
   EngramHello hello;
+  RowContent content;
   std::unique_ptr<RingClient> ring;  // null: rows over gRPC
   std::vector<RowBytes> bytes;       // of the last request, without a ring
   bool asked_late = false;
@@ -101,6 +129,14 @@ absl::StatusOr<std::unique_ptr<RowClient>> RowClient::Connect(const ModelConfig&
                    transport.rpc->Hello(absl::StrCat("shard_worker rank ", options.rank)));
   const EngramHello& hello = transport.hello;
   RETURN_IF_ERROR(CheckHello(hello, config, options));
+  RowContent& content = transport.content;
+  content.model_digest = hello.model_digest;
+  for (const EngramHello::Layer& layer : hello.layers)
+    content.layer_digests.push_back(layer.content_digest);
+  ASSIGN_OR_RETURN(content.canary, transport.rpc->Canary());
+  if (options.expected.has_value()) {
+    RETURN_IF_ERROR(CheckContent(content, *options.expected));
+  }
   RowAttachRequest request = {};
   request.max_round_rows = static_cast<uint32_t>(options.max_round_rows);
   request.max_chunk_rows =
@@ -182,6 +218,10 @@ void RowClient::Hint(std::span<const RowRange> ranges, RowClass row_class) {
   if (transport_->ring == nullptr || !transport_->ring->Hint(ranges, row_class)) return;
   const std::lock_guard lock(mutex_);
   ++state_.hints;
+}
+
+const RowContent& RowClient::content() const {
+  return transport_->content;
 }
 
 absl::Status RowClient::CheckAlive() {

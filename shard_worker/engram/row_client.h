@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +22,16 @@
 
 namespace twinspark {
 
+// What the rows of a service are, as far as it can tell: two services, or one at two times, whose
+// contents differ give different rows for the same tokens.
+struct RowContent {
+  std::string model_digest;
+  std::vector<std::string> layer_digests;  // EngramHello::Layer::content_digest
+  std::string canary;
+
+  bool operator==(const RowContent&) const = default;
+};
+
 struct RowClientOptions {
   std::string endpoint;  // host:port of this rank's row service
   int rank = 0;
@@ -27,6 +39,8 @@ struct RowClientOptions {
   // Granted limits: rows of a decode round and of the largest step.
   int max_round_rows = 48;
   int max_chunk_rows = 2048;
+  // Of the last epoch: anything else is refused (kFailedPrecondition). Empty = the first epoch.
+  std::optional<RowContent> expected = std::nullopt;
 };
 
 // What the worker's Status reports about its row service.
@@ -59,6 +73,7 @@ class RowClient : public RowSource {
   absl::StatusOr<EngramRows> Rows(int module_idx) override;
 
   RowClientState state() const;
+  const RowContent& content() const;
   // Whether the row service still lives, for the worker that has nothing to do: call it every 100
   // ms. A service that stands still is noticed after four looks. Any one thread.
   absl::Status CheckAlive();

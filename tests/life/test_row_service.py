@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -18,8 +19,9 @@ import urllib.request
 
 import pytest
 
-from test_local_cluster import SEED, cluster, part_pid, wait_until  # noqa: F401 (cluster is a fixture)
+from test_local_cluster import BIN, CHECKOUT, SEED, assert_gone, cluster, finish, part_pid, start_up, wait_until  # noqa: F401 (a fixture)
 
+MODEL_DIR = os.path.join(CHECKOUT, "deploy/demo_model")
 NOTICED_SECONDS = 5  # the promise is 1 s; a busy machine gets more
 BACK_SECONDS = 30
 QUESTIONS = ["What is the capital of France?", "What is 17*19?", "count from 1 to 30", "Write a poem about the sea."]
@@ -191,3 +193,50 @@ def test_restarts_under_load_give_no_wrong_answer(cluster):
     print(f"{load.right} right answers, {len(load.wrong)} wrong, {load.refused} refused meanwhile")
     assert not load.wrong
     assert worker_pids(run_dir) == workers
+
+
+def test_tables_that_change_under_a_running_cluster_are_not_served(tmp_path):
+    """Rows written over in place under load: the epoch ends, nothing is answered from them, and the old ones are taken back."""
+    model = tmp_path / "model"
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    shutil.copytree(MODEL_DIR, model)
+    table = model / "model-00003-of-00003.safetensors"
+    code, output = finish(start_up(run_dir, "--model", str(model)))
+    assert code == 0, output
+    gateway = Gateway(run_dir)
+    load = None
+    try:
+        expected = {question: gateway.ask(question) for question in QUESTIONS}
+        workers = worker_pids(run_dir)
+        load = Load(gateway, expected)
+        wait_until(lambda: load.right >= 5, 60, "answers before")
+        whole = table.read_bytes()
+        times = table.stat()
+        header = 8 + int.from_bytes(whole[:8], "little")
+        other = whole[:header] + bytes(byte if byte & 0x7F == 0x7F else byte ^ 0x80 for byte in whole[header:])
+        start = time.monotonic()
+        with open(table, "r+b") as file:
+            file.write(other)
+        ended = [run_dir / f"shard_worker-{rank}.log" for rank in range(2)]
+        wait_until(lambda: any("epoch ended" in log.read_text() for log in ended), NOTICED_SECONDS, "the epoch ends")
+        print(f"epoch ended after {time.monotonic() - start:.2f} s")
+        wait_until(lambda: "not those of the last epoch" in json.dumps(gateway.status()), BACK_SECONDS, "/status says why")
+        right = load.right
+        assert gateway.state() != "READY"
+        time.sleep(1)
+        assert load.right == right, "answered while the tables are others"
+        with open(table, "r+b") as file:
+            file.write(whole)
+        os.utime(table, ns=(times.st_atime_ns, times.st_mtime_ns))
+        wait_until(lambda: gateway.state() == "READY", BACK_SECONDS, "the old tables are taken back")
+        wait_until(lambda: load.right > right, 60, "answers after")
+        load.finish()
+        print(f"{load.right} right answers, {len(load.wrong)} wrong, {load.refused} refused meanwhile")
+        assert not load.wrong
+        assert worker_pids(run_dir) == workers
+    finally:
+        if load is not None:
+            load.finish()
+        subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(run_dir)], check=True, timeout=60)
+        assert_gone(run_dir)

@@ -3,9 +3,14 @@
 #include "shard_worker/engram/row_client.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <grpcpp/client_context.h>
@@ -16,8 +21,10 @@
 #include "common/model_config.h"
 #include "common/rpc/grpc_channel.h"
 #include "common/rpc/grpc_server.h"
+#include "common/status_macros.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/service/engram_service.h"
+#include "engram_service/service/table_watch.h"
 #include "proto/engram.grpc.pb.h"
 #include "shard_worker/engram/engram_rpc.h"
 
@@ -32,6 +39,9 @@ class RowClientTest : public ::testing::Test {
   void SetUp() override {
     engram::ServingOptions options;
     options.tables = {TWINSPARK_DEMO_MODEL, "", 0, 2};
+    StartService(options);
+  }
+  void StartService(const engram::ServingOptions& options) {
     service_ = std::make_unique<engram::EngramServiceImpl>(options);
     ASSERT_TRUE(service_->Open().ok());
     auto server = GrpcServer::Start("127.0.0.1:0", {service_.get()});
@@ -172,6 +182,155 @@ TEST_F(RowClientTest, ReloadEndsTheAttachmentAndTheNextOneWorks) {
   auto again = RowClient::Connect(config_, options_);
   ASSERT_TRUE(again.ok()) << again.status();
   ExpectRows(**again, 3, 4);
+}
+
+// The same service over tables that this test may write to.
+class ChangedTablesTest : public RowClientTest {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "engram_XXXXXX").string();
+    dir_ = mkdtemp(name.data());
+    std::filesystem::copy(TWINSPARK_DEMO_MODEL, dir_, std::filesystem::copy_options::recursive);
+    engram::ServingOptions options;
+    options.tables = {dir_, "", 0, 2};
+    options.cache_gib = 1.0 / 64;
+    StartService(options);
+    table_ = service_->serving()->tables().table(0).path();
+  }
+  void TearDown() override {
+    reference_.reset();
+    RowClientTest::TearDown();
+    std::filesystem::remove_all(dir_);
+  }
+  static std::string Content(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // Every row becomes another valid one: the top bit of every byte, header untouched.
+  void WriteOtherRows() const {
+    std::string bytes = Content(table_);
+    uint64_t header_bytes = 0;
+    memcpy(&header_bytes, bytes.data(), 8);
+    for (size_t i = 8 + header_bytes; i < bytes.size(); ++i) {
+      if ((bytes[i] & 0x7f) != 0x7f) bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+    }
+    std::fstream file(table_, std::ios::binary | std::ios::in | std::ios::out);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  }
+  absl::Status Ask(RowClient& client) {
+    const std::vector<int32_t> ids = {5, 6, 7};
+    RowRange range;
+    range.ids = ids;
+    RETURN_IF_ERROR(client.Request(std::span(&range, 1), RowClass::kDecode));
+    for (int layer = 0; layer < 2; ++layer)
+      RETURN_IF_ERROR(client.Rows(layer).status());
+    return absl::OkStatus();
+  }
+
+  std::string dir_;
+  std::string table_;
+};
+
+TEST_F(ChangedTablesTest, RowsWrittenOverAreNeverServedAndTheNextEpochRefusesThem) {
+  auto client = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE(Ask(**client).ok());  // now also in the cache
+  options_.expected = (*client)->content();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  WriteOtherRows();
+  EXPECT_THAT(Ask(**client).message(), HasSubstr("changed on disk"));
+  EXPECT_EQ(Status().state(), pb::SERVICE_FAILED);
+  EXPECT_THAT(Status().reason(), HasSubstr(table_ + " changed on disk"));
+  // Before the tables are opened again nobody attaches.
+  const auto early = RowClient::Connect(config_, options_);
+  EXPECT_FALSE(early.ok());
+  // Opened again: right for a worker that starts now, another table for one that was there before.
+  service_->CheckTables();
+  EXPECT_EQ(Status().state(), pb::SERVICE_DEGRADED);
+  EXPECT_THAT(Status().reason(), HasSubstr("changed on disk"));
+  EXPECT_EQ(service_->table_changes(), 1u);
+  const auto late = RowClient::Connect(config_, options_);
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition) << late.status();
+  EXPECT_THAT(late.status().message(), HasSubstr("not those of the last epoch"));
+  EXPECT_THAT(late.status().message(), HasSubstr("canary"));
+  options_.expected.reset();
+  auto fresh = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  reference_ = engram::LocalRows::Over(service_->serving()->tables());
+  ExpectRows(**fresh, 7, 40);
+  grpc::ClientContext context;
+  pb::ReloadReply reply;
+  reference_.reset();
+  ASSERT_TRUE(stub_->Reload(&context, {}, &reply).ok());
+  EXPECT_EQ(Status().state(), pb::SERVICE_READY);
+}
+
+TEST_F(ChangedTablesTest, AnIdleServiceNoticesAndItsWorkerToo) {
+  auto client = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const engram::TableWatch watch(*service_, std::chrono::milliseconds(20));
+  EXPECT_TRUE((*client)->CheckAlive().ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  WriteOtherRows();
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while ((*client)->CheckAlive().ok() && std::chrono::steady_clock::now() < give_up)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE((*client)->CheckAlive().ok());
+  EXPECT_FALSE(Ask(**client).ok());
+}
+
+// Times of the inode alone: opened again, found the same, and the next epoch goes on.
+TEST_F(ChangedTablesTest, WhatOnlyLooksChangedIsCheckedAndAccepted) {
+  auto client = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  options_.expected = (*client)->content();
+  reference_.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::filesystem::permissions(table_, std::filesystem::perms::owner_read);
+  EXPECT_FALSE(Ask(**client).ok());
+  service_->CheckTables();
+  auto again = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(again.ok()) << again.status();
+  reference_ = engram::LocalRows::Over(service_->serving()->tables());
+  ExpectRows(**again, 0, 10);
+}
+
+// A new file under the old name: the open one is still whole and is served; Reload takes the new
+// one, which is another table to a worker that was there before.
+TEST_F(ChangedTablesTest, AReplacedFileIsSaidAndNotMixedIn) {
+  auto client = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  options_.expected = (*client)->content();
+  const std::string old_path = dir_ + "/old";
+  std::filesystem::rename(table_, old_path);
+  std::filesystem::copy_file(old_path, table_);
+  WriteOtherRows();
+  service_->CheckTables();  // the rename moved the inode's time: opened again
+  const auto other = RowClient::Connect(config_, options_);
+  EXPECT_THAT(other.status().message(), HasSubstr("not those of the last epoch"));
+}
+
+TEST_F(ChangedTablesTest, ATableThatIsGoneStaysFailedUntilItIsBack) {
+  auto client = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(client.ok()) << client.status();
+  options_.expected = (*client)->content();
+  reference_.reset();
+  const std::string bytes = Content(table_);
+  const auto modified = std::filesystem::last_write_time(table_);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::filesystem::resize_file(table_, bytes.size() / 2);
+  EXPECT_FALSE(Ask(**client).ok());
+  service_->CheckTables();
+  EXPECT_EQ(Status().state(), pb::SERVICE_FAILED);
+  EXPECT_THAT(Status().reason(), HasSubstr("opening it again"));
+  EXPECT_FALSE(RowClient::Connect(config_, options_).ok());
+  std::ofstream(table_, std::ios::binary) << bytes;
+  std::filesystem::last_write_time(table_, modified);
+  service_->CheckTables();
+  auto again = RowClient::Connect(config_, options_);
+  ASSERT_TRUE(again.ok()) << again.status();
+  reference_ = engram::LocalRows::Over(service_->serving()->tables());
+  ExpectRows(**again, 0, 10);
 }
 
 TEST_F(RowClientTest, DrainServesWhoIsThereAndRefusesWhoComes) {
