@@ -2,19 +2,21 @@
 # Installs what is missing, builds and runs every test. This is what CI runs.
 #   ./tests/run.sh            everything that fits into CI
 #   ./tests/run.sh --full     and the long ones: every golden combination
+#   ./tests/run.sh --long     and the 10 minutes of clients that die at random (engram_soak)
 #   ./tests/run.sh --sanitizers  builds and runs the unit tests under ASan + UBSan, and what has no gRPC under TSan, instead
 #   ./tests/run.sh --filter R only the ctest entries that match the regular expression R
 # Exit code 0 only if every test passed. The last lines are ctest's own summary, then one line of ours.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-full=0 sanitizers=0 filter=.
+full=0 long=0 sanitizers=0 filter=.
 while (($#)); do
   case "$1" in
     --full) full=1 ;;
+    --long) long=1 ;;
     --sanitizers) sanitizers=1 ;;
     --filter) filter=${2:?--filter needs a regular expression}; shift ;;
-    --help | -h) sed -n '2,7p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
-    *) echo "run.sh: unknown argument '$1'; it takes --full, --sanitizers, --filter R" >&2; exit 78 ;;
+    --help | -h) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "run.sh: unknown argument '$1'; it takes --full, --long, --sanitizers, --filter R" >&2; exit 78 ;;
   esac
   shift
 done
@@ -51,10 +53,14 @@ stage "build"
 build release
 
 stage "tests"
-ctest --test-dir build/release --output-on-failure -LE full -R "$filter"
+ctest --test-dir build/release --output-on-failure -LE 'full|long' -R "$filter"
 
 if ((full)); then
   stage "full: long tests"
   ctest --test-dir build/release --output-on-failure -L full -R "$filter"
+fi
+if ((long)); then
+  stage "long: soak"
+  ctest --test-dir build/release --output-on-failure -L long -R "$filter"
 fi
 stage "all passed"

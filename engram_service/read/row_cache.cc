@@ -18,6 +18,7 @@
 
 #include "common/check.h"
 #include "common/host_memory.h"
+#include "common/status_macros.h"
 
 namespace twinspark::engram {
 namespace {
@@ -118,28 +119,31 @@ absl::StatusOr<std::unique_ptr<RowCache>> RowCache::Create(const RowCacheShape& 
   cache->ghost_mask_ = static_cast<uint32_t>(ghost_size - 1);
   // A zeroed ghost entry must read as too old.
   cache->ghost_clock_ = cache->capacity_ + 1;
+  RETURN_IF_ERROR(cache->StartPopulating(populate));
+  return cache;
+}
+
+absl::Status RowCache::StartPopulating(Populate populate) {
   if (populate == Populate::kBehind) {
     const uint64_t available = ReadHostMemory().available_bytes;
-    if (available != 0 && available < cache->arena_bytes_) {
-      return absl::ResourceExhaustedError(absl::StrCat("row cache: needs ", cache->arena_bytes_,
+    if (available != 0 && available < arena_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("row cache: needs ", arena_bytes_,
                                                        " bytes, the machine has ", available,
                                                        " available; lower DSV41_CACHE_GIB"));
     }
-    cache->populate_thread_ = std::thread([raw = cache.get()] {
+    populate_thread_ = std::thread([this] {
       // The start of everything else comes first.
       setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
-      raw->PopulateAll();
+      PopulateAll();
     });
-    return cache;
+    return absl::OkStatus();
   }
   // Now: running out of memory later would be a kill in service.
-  cache->PopulateAll();
-  if (cache->populate_error() != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("row cache: cannot populate ", cache->arena_bytes_,
-                     " bytes: ", strerror(cache->populate_error()), "; lower DSV41_CACHE_GIB"));
-  }
-  return cache;
+  PopulateAll();
+  if (populate_error() == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("row cache: cannot populate ", arena_bytes_,
+                                                   " bytes: ", strerror(populate_error()),
+                                                   "; lower DSV41_CACHE_GIB"));
 }
 
 void RowCache::PopulateAll() {

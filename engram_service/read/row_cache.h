@@ -123,6 +123,7 @@ class RowCache {
   };
 
   RowCache() = default;
+  absl::Status StartPopulating(Populate populate);
   void PopulateAll();
   bool HasFreeSlot() const { return free_.size > 0 || next_fresh_ < usable(); }
   uint32_t LayerMask(uint32_t layer) const {

@@ -1,7 +1,7 @@
 // engram_soak --seconds N [--clients K] [--seed S]: one service process, clients that attach, ask
 // for rows, check every row against the engine, and leave or are killed at random moments. At the
-// end the service must hold as many descriptors and as much memory as after its first clients. Exit
-// 0 only if no row was wrong and nothing leaked.
+// end the service must hold as many descriptors and as much memory as after its first clients, no
+// slab, and every read buffer must be back. Exit 0 only if no row was wrong and nothing leaked.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@
 
 #include "common/check.h"
 #include "common/testing/seeded_rng.h"
-#include "engram_service/io/inline_reader.h"
+#include "engram_service/io/pread_pool.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/read/row_cache.h"
 #include "engram_service/shm/row_server.h"
@@ -113,6 +113,49 @@ uint64_t ResidentKib(pid_t pid) {
   return total;
 }
 
+// Counts the read buffers that are out; reads come from threads, so that many are on their way when
+// a client dies.
+class CountedReader : public BlockReader {
+ public:
+  CountedReader(std::unique_ptr<BlockReader> inner, int64_t& out)
+      : inner_(std::move(inner)), out_(out) {}
+  std::string name() const override { return inner_->name(); }
+  size_t depth() const override { return inner_->depth(); }
+  size_t in_flight() const override { return inner_->in_flight(); }
+  void Submit(const BlockRead& read) override {
+    ++out_;
+    inner_->Submit(read);
+  }
+  void Flush() override { inner_->Flush(); }
+  size_t Reap(std::span<BlockDone> done, bool wait) override { return inner_->Reap(done, wait); }
+  void Release(uint32_t buffer) override {
+    --out_;
+    inner_->Release(buffer);
+  }
+  int event_fd() const override { return inner_->event_fd(); }
+
+ private:
+  std::unique_ptr<BlockReader> inner_;
+  int64_t& out_;
+};
+
+// Until SIGTERM; then everything the clients had must be back.
+[[noreturn]] void RunService(std::unique_ptr<RowServer> server, const int64_t& buffers_out) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  int number = 0;
+  sigwait(&signals, &number);
+  const RowServerStats stats = server->stats();
+  server.reset();
+  printf("service: %llu hints, attachments %llu, slabs %llu bytes, read buffers out %lld\n",
+         static_cast<unsigned long long>(stats.sessions.hints),
+         static_cast<unsigned long long>(stats.attachments),
+         static_cast<unsigned long long>(stats.slab_bytes), static_cast<long long>(buffers_out));
+  fflush(stdout);
+  _exit(stats.attachments == 0 && stats.slab_bytes == 0 && buffers_out == 0 ? 0 : 1);
+}
+
 pid_t StartService(const TableSet& tables, const std::string& socket) {
   int ready[2];
   CHECK_EQ(pipe(ready), 0);
@@ -125,18 +168,22 @@ pid_t StartService(const TableSet& tables, const std::string& socket) {
     return pid;
   }
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of all threads to come: RunService waits for it
   RowCacheShape shape = {2, 2, tables.table(0).row_weight_bytes(),
                          tables.table(0).row_scale_bytes()};
   auto cache = RowCache::Create(shape, size_t{1} << 20);
   CHECK(cache.ok()) << cache.status();
   RowServerOptions options;
   options.socket = socket;
-  auto server =
-      RowServer::Start(tables, std::make_unique<InlineReader>(64), *std::move(cache), options);
+  int64_t buffers_out = 0;
+  auto reader = std::make_unique<CountedReader>(std::make_unique<PreadPool>(8, 64), buffers_out);
+  auto server = RowServer::Start(tables, std::move(reader), *std::move(cache), options);
   const char ok = server.ok() ? 1 : 0;
-  if (write(ready[1], &ok, 1) != 1) _exit(1);
-  for (;;)
-    pause();
+  if (write(ready[1], &ok, 1) != 1 || ok == 0) _exit(1);
+  RunService(*std::move(server), buffers_out);
 }
 
 struct Counts {
@@ -198,18 +245,24 @@ int Run(double seconds, int parallel, uint64_t seed) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   const size_t fds_after = OpenDescriptors(service);
   const uint64_t kib_after = ResidentKib(service);
-  const bool alive = kill(service, 0) == 0 && waitpid(service, nullptr, WNOHANG) == 0;
-  kill(service, SIGKILL);
-  waitpid(service, nullptr, 0);
+  const bool alive = waitpid(service, nullptr, WNOHANG) == 0;
+  bool all_back = false;
+  if (alive) {
+    int status = 0;
+    kill(service, SIGTERM);
+    waitpid(service, &status, 0);
+    all_back = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
   printf(
       "seed %llu: %d clients, %d killed, %d wrong, %d lost the service; descriptors %zu > %zu, "
-      "memory %llu > %llu KiB, service %s\n",
+      "memory %llu > %llu KiB, service %s, slabs and buffers %s\n",
       static_cast<unsigned long long>(seed), counts.started, counts.killed, counts.wrong,
       counts.lost, fds_before, fds_after, static_cast<unsigned long long>(kib_before),
-      static_cast<unsigned long long>(kib_after), alive ? "alive" : "dead");
+      static_cast<unsigned long long>(kib_after), alive ? "alive" : "dead",
+      all_back ? "all back" : "missing");
   // A machine with far more to do than cores may be late now and then; that is an error the client
   // sees, not a wrong row.
-  const bool good = alive && counts.wrong == 0 && counts.lost <= counts.started / 10 &&
+  const bool good = alive && all_back && counts.wrong == 0 && counts.lost <= counts.started / 10 &&
                     counts.started > 0 && fds_after == fds_before && kib_after <= kib_before + 4096;
   return good ? 0 : 1;
 }
