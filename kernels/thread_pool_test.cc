@@ -3,8 +3,12 @@
 #include "kernels/thread_pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -74,13 +78,25 @@ TEST(ThreadPool, AThreadKeepsItsNumberToItself) {
   EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), int64_t{0}), 100 * 1000);
 }
 
+int64_t ThreadsOfThisProcess() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// A pool that never had work, in and out of a step, leaves no thread behind.
 TEST(ThreadPool, StartsAndStopsIdle) {
+  const int64_t before = ThreadsOfThisProcess();
   for (int i = 0; i < 20; ++i) {
     ThreadPool pool(3);
+    EXPECT_GE(ThreadsOfThisProcess(), before + 2);
     if (i % 2 == 0) {
       const ThreadPool::Step step(pool);
     }
   }
+  // A joined thread may stay listed for a moment.
+  for (int tries = 0; tries < 3000 && ThreadsOfThisProcess() > before; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(ThreadsOfThisProcess(), before);
 }
 
 TEST(ThreadPoolDeathTest, StepsDoNotNest) {  // a pool of one has no threads, so forking is safe
