@@ -261,12 +261,16 @@ void EngineLoop::CompleteFrontOp() {
     return;
   }
   const int64_t now_us = clock_.NowUs();
-  metrics_.OnStep(op.plan, Seconds(op.start_us, now_us), op.plan.deadline_ms * 1e-3, rank0);
+  metrics_.OnStep(
+      op.plan,
+      {Seconds(op.start_us, now_us), Seconds(0, op.gateway_us), op.plan.deadline_ms * 1e-3}, rank0);
   // The next op could not start before: its time counts from here.
   if (!in_flight_.empty()) {
     OpInFlight& next = in_flight_.front();
     next.start_us = now_us;
     next.deadline_us = now_us + int64_t{next.plan.deadline_ms} * 1000;
+  } else {
+    workers_free_us_ = now_us;
   }
   if (!rank0.status.ok()) {
     LOG_WARNING << "op refused op=" << op.plan.op_id << " reason=\"" << rank0.status.ToString()
@@ -338,11 +342,13 @@ void EngineLoop::SendSteps() {
     group_->SendOp(bytes);
     OpInFlight op;
     op.start_us = clock_.NowUs();
+    if (in_flight_.empty() && workers_free_us_ > 0) op.gateway_us = op.start_us - workers_free_us_;
     op.deadline_us = op.start_us + int64_t{plan->deadline_ms} * 1000;
     op.results.resize(static_cast<size_t>(group_->world()));
     op.plan = *std::move(plan);
     in_flight_.push_back(std::move(op));
   }
+  workers_free_us_ = 0;
 }
 
 void EngineLoop::EndEpoch(const std::string& cause, const std::string& reason) {

@@ -85,6 +85,7 @@ class EngineLoop : public GenerateService {
     StepPlan plan;
     int64_t start_us = 0;  // sent, or when the op before it was done
     int64_t deadline_us = 0;
+    int64_t gateway_us = 0;  // what the workers waited for it, from their last result on
     std::vector<std::optional<RankResult>> results;  // by rank
   };
 
@@ -128,6 +129,7 @@ class EngineLoop : public GenerateService {
   absl::flat_hash_map<GenerateId, Running> running_;
   int64_t recovery_deadline_us_ = 0;
   int64_t published_us_ = 0;
+  int64_t workers_free_us_ = 0;  // since when they wait for this turn of the loop; 0: they do not
 
   // Shared with the callers of the public functions.
   mutable std::mutex mutex_;

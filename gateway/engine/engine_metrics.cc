@@ -25,17 +25,22 @@ const std::vector<double> kStepBuckets = {.001, .002, .005, .01, .02, .05, .1,
 const std::vector<double> kMarginBuckets = {0, .1, .2, .4, .6, .8, .9, .95, 1};
 
 constexpr const char* kEndReasons[] = {"stop", "length", "abort", "error"};
+enum StepKind : size_t { kRound, kPrefill, kMixed, kChunk, kControl };
 constexpr const char* kStepKinds[] = {"round", "prefill", "mixed", "chunk", "control"};
-constexpr const char* kStepParts[] = {"engram_wait", "forward", "collectives",
-                                      "sample",      "draft",   "outside"};
+// The first four add up to the time of a step.
+enum StepPart : size_t { kCompute, kCollectives, kEngramWait, kTransport, kGateway };
+constexpr const char* kStepParts[] = {"compute", "collectives", "engram_wait", "transport",
+                                      "gateway"};
+enum StepStage : size_t { kForward, kSample, kDraft };
+constexpr const char* kStepStages[] = {"forward", "sample", "draft"};
 constexpr EngineState kStates[] = {EngineState::kBooting, EngineState::kReady,
                                    EngineState::kDraining, EngineState::kRecovering,
                                    EngineState::kFailed};
 
-const char* StepKind(const StepPlan& plan) {
-  if (plan.chunk) return "chunk";
-  if (plan.round.empty()) return plan.short_prefill.empty() ? "control" : "prefill";
-  return plan.short_prefill.empty() ? "round" : "mixed";
+StepKind KindOf(const StepPlan& plan) {
+  if (plan.chunk) return kChunk;
+  if (plan.round.empty()) return plan.short_prefill.empty() ? kControl : kPrefill;
+  return plan.short_prefill.empty() ? kRound : kMixed;
 }
 
 }  // namespace
@@ -138,18 +143,25 @@ EngineMetrics::EngineMetrics(Metrics& metrics,
 }
 
 void EngineMetrics::MakeStepSeries() {
-  for (const char* kind : kStepKinds) {
+  for (size_t kind = 0; kind < kNumStepKinds; ++kind) {
     step_seconds_[kind] =
         &metrics_.Histogram("dsv_step_seconds", "From an op sent to its result on every rank.",
-                            kStepBuckets, {{"kind", kind}});
+                            kStepBuckets, {{"kind", kStepKinds[kind]}});
+    for (size_t part = 0; part < kNumStepParts; ++part) {
+      part_seconds_[kind][part] = &metrics_.Counter(
+          "dsv_step_part_seconds_total",
+          "Where the time of steps goes: three parts of rank 0, what lies between, the gateway.",
+          {{"kind", kStepKinds[kind]}, {"part", kStepParts[part]}});
+    }
+  }
+  for (size_t stage = 0; stage < kNumStepStages; ++stage) {
+    stage_seconds_[stage] =
+        &metrics_.Counter("dsv_step_stage_seconds_total",
+                          "Stages of rank 0's steps, each with its collectives and waits.",
+                          {{"stage", kStepStages[stage]}});
   }
   deadline_margin_ = &metrics_.Histogram(
       "dsv_step_deadline_margin_ratio", "Share of an op's deadline that was left.", kMarginBuckets);
-  for (const char* part : kStepParts) {
-    part_seconds_[part] = &metrics_.Counter(
-        "dsv_step_part_seconds_total",
-        "Where the time of steps goes: parts of rank 0, and the rest.", {{"part", part}});
-  }
   run_ahead_ =
       &metrics_.Counter("dsv_run_ahead_steps_total", "Steps sent before the previous result.");
   dropped_tokens_ =
@@ -194,24 +206,26 @@ void EngineMetrics::OnEnd(const std::string& reason,
   output_length_.Observe(num_completion_tokens);
 }
 
-void EngineMetrics::OnStep(const StepPlan& plan,
-                           double seconds,
-                           double deadline_s,
-                           const RankResult& rank0) {
-  step_seconds_.at(StepKind(plan))->Observe(seconds);
+void EngineMetrics::OnStep(const StepPlan& plan, const StepTimes& times, const RankResult& rank0) {
+  const StepKind kind = KindOf(plan);
+  step_seconds_[kind]->Observe(times.step_s);
   const int rows = plan.num_round_rows() + plan.num_prefill_rows();
   if (rows > 0) step_tokens_.Observe(rows);
-  deadline_margin_->Observe(1 - seconds / deadline_s);
-  const auto add = [this](const char* part, double us) {
-    part_seconds_.at(part)->Increment(us * 1e-6);
-  };
-  add("engram_wait", rank0.engram_wait_us);
-  add("forward", rank0.forward_us);
-  add("collectives", rank0.collectives_us);
-  add("sample", rank0.sample_us);
-  add("draft", rank0.draft_us);
-  // gRPC both ways, the other rank, the gateway itself.
-  add("outside", std::max(0.0, seconds * 1e6 - rank0.result.compute_us));
+  deadline_margin_->Observe(1 - times.step_s / times.deadline_s);
+  const double worker_us = rank0.result.compute_us;
+  const double waits_us = 1.0 * rank0.collectives_us + rank0.engram_wait_us;
+  const auto& parts = part_seconds_[kind];
+  parts[kCompute]->Increment(1e-6 * std::max(0.0, worker_us - waits_us));
+  parts[kCollectives]->Increment(1e-6 * rank0.collectives_us);
+  parts[kEngramWait]->Increment(1e-6 * rank0.engram_wait_us);
+  // gRPC both ways, and what the other rank is behind. Results come a little early or late: single
+  // differences may be negative, their sum is what counts.
+  transport_s_[kind] += times.step_s - 1e-6 * worker_us;
+  parts[kTransport]->Increment(std::max(0.0, transport_s_[kind] - parts[kTransport]->Value()));
+  parts[kGateway]->Increment(times.gateway_s);
+  stage_seconds_[kForward]->Increment(1e-6 * rank0.forward_us);
+  stage_seconds_[kSample]->Increment(1e-6 * rank0.sample_us);
+  stage_seconds_[kDraft]->Increment(1e-6 * rank0.draft_us);
 }
 
 void EngineMetrics::OnEpochEnd(const std::string& cause) {

@@ -4,6 +4,8 @@
 // compared with this file by a test. Called on the engine thread; scraped from any.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -25,6 +27,13 @@ struct RequestTimes {
   double e2e_s = 0;
 };
 
+// What one op took, in seconds.
+struct StepTimes {
+  double step_s = 0;     // from when it was sent, or the one before it was done, to its last result
+  double gateway_s = 0;  // before that: the workers had nothing to do and the gateway had
+  double deadline_s = 0;
+};
+
 class EngineMetrics {
  public:
   EngineMetrics(Metrics& metrics, const std::string& model_name, const std::string& build_id);
@@ -37,7 +46,7 @@ class EngineMetrics {
              const RequestTimes& times,
              int32_t num_prompt_tokens,
              int32_t num_completion_tokens);
-  void OnStep(const StepPlan& plan, double seconds, double deadline_s, const RankResult& rank0);
+  void OnStep(const StepPlan& plan, const StepTimes& times, const RankResult& rank0);
   void OnEpochEnd(const std::string& cause);
   void OnDivergence();
 
@@ -100,9 +109,14 @@ class EngineMetrics {
   Histograms ttft_, itl_, e2e_, queue_, prefill_, decode_, prompt_length_, output_length_;
   Histograms step_tokens_;
   std::map<std::string, Counters> ended_;
-  std::map<std::string, prometheus::Histogram*> step_seconds_;
+  static constexpr size_t kNumStepKinds = 5;
+  static constexpr size_t kNumStepParts = 5;
+  static constexpr size_t kNumStepStages = 3;
+  std::array<prometheus::Histogram*, kNumStepKinds> step_seconds_;
+  std::array<std::array<prometheus::Counter*, kNumStepParts>, kNumStepKinds> part_seconds_;
+  std::array<double, kNumStepKinds> transport_s_{};
+  std::array<prometheus::Counter*, kNumStepStages> stage_seconds_;
   prometheus::Histogram* deadline_margin_;
-  std::map<std::string, prometheus::Counter*> part_seconds_;
   prometheus::Counter* run_ahead_;
   prometheus::Counter* dropped_tokens_;
   prometheus::Counter* divergences_;

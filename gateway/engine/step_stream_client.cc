@@ -5,6 +5,8 @@
 #include <utility>
 #include <variant>
 
+#include <google/protobuf/arena.h>
+
 #include "absl/strings/str_cat.h"
 
 #include "common/limits.h"
@@ -190,7 +192,13 @@ RankResult ReadResult(const proto::OpResult& in) {
 }  // namespace
 
 std::string EncodeOp(const StepPlan& plan) {
-  proto::Op op;
+  // Most ops fit into these bytes of the stack.
+  alignas(16) char first_block[2048];
+  google::protobuf::ArenaOptions options;
+  options.initial_block = first_block;
+  options.initial_block_size = sizeof(first_block);
+  google::protobuf::Arena arena(options);
+  proto::Op& op = *google::protobuf::Arena::CreateMessage<proto::Op>(&arena);
   op.set_op_id(plan.op_id);
   op.set_deadline_ms(plan.deadline_ms);
   for (const Control& control : plan.controls)
@@ -201,7 +209,10 @@ std::string EncodeOp(const StepPlan& plan) {
 }
 
 StepsCall::StepsCall(int rank, CompletionLoop& completions, StepStreamEvents* events)
-    : rank_(rank), completions_(completions), events_(events) {}
+    : rank_(rank),
+      completions_(completions),
+      arena_(arena_block_.data(), arena_block_.size()),
+      events_(events) {}
 
 void StepsCall::Start(proto::ShardWorker::Stub& stub, proto::GatewayMessage open) {
   outgoing_.push_back(std::move(open));
@@ -221,7 +232,9 @@ void StepsCall::OnStarted(bool ok) {
 }
 
 void StepsCall::Read() {
-  stream_->Read(&incoming_, read_.For(shared_from_this()));
+  arena_.Reset();
+  incoming_ = google::protobuf::Arena::CreateMessage<proto::WorkerMessage>(&arena_);
+  stream_->Read(incoming_, read_.For(shared_from_this()));
 }
 
 void StepsCall::OnRead(bool ok) {
@@ -233,11 +246,11 @@ void StepsCall::OnRead(bool ok) {
     std::lock_guard lock(events_mutex_);
     if (events_ == nullptr) {
       // Nobody listens.
-    } else if (incoming_.has_result()) {
-      events_->OnResult(rank_, ReadResult(incoming_.result()));
-    } else if (incoming_.has_accepted()) {
+    } else if (incoming_->has_result()) {
+      events_->OnResult(rank_, ReadResult(incoming_->result()));
+    } else if (incoming_->has_accepted()) {
       events_->OnAccepted(rank_);
-    } else if (incoming_.has_heartbeat()) {
+    } else if (incoming_->has_heartbeat()) {
       events_->OnHeartbeat(rank_);
     }
   }

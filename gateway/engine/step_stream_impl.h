@@ -2,6 +2,7 @@
 // generated types and gRPC with it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <string>
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/client_context.h>
 
 #include "gateway/engine/completion_loop.h"
@@ -68,7 +70,10 @@ class StepsCall : public std::enable_shared_from_this<StepsCall> {
   Operation read_{&StepsCall::OnRead};
   Operation write_{&StepsCall::OnWritten};
   Operation finish_{&StepsCall::OnFinished};
-  proto::WorkerMessage incoming_;
+  // A message is read into memory of its own call, used again for the next one.
+  alignas(16) std::array<char, 4096> arena_block_;
+  google::protobuf::Arena arena_;
+  proto::WorkerMessage* incoming_ = nullptr;
   grpc::Status status_;
 
   std::mutex events_mutex_;  // held while an event is called
