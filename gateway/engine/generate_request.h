@@ -61,7 +61,8 @@ class GenerateEvents {
   virtual void OnTokens(std::span<const int32_t> token_ids,
                         std::span<const TokenLogprobs> logprobs) = 0;
   virtual void OnFinish(const FinishInfo& info) = 0;
-  // UNAVAILABLE: the epoch ended or the gateway drains; INTERNAL: non-finite logits of this row.
+  // UNAVAILABLE: the epoch ended or the gateway drains; INTERNAL: non-finite logits of this row;
+  // UNIMPLEMENTED: the workers' build lacks what this request asks for.
   virtual void OnError(const absl::Status& status) = 0;
 };
 

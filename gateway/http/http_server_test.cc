@@ -220,6 +220,26 @@ TEST(HttpServer, DropsReadersThatTakeNothing) {
   EXPECT_TRUE(Eventually([&] { return server->num_connections() == 0; }));
 }
 
+// A stream that nobody reads: the kernel takes some kilobytes, not megabytes, so that the client is
+// dropped after the stall time, long before the stream has filled its own buffer.
+TEST(HttpServer, DropsStreamsThatNobodyReads) {
+  HttpServerOptions options = TestOptions();
+  options.write_stall_ms = 50;
+  options.max_unsent_bytes = size_t{1} << 30;
+  Holder holder;
+  const auto server = StartServer(options, holder.Handler());
+  RawClient client(server->port());
+  client.SendRequest("GET", "/");
+  std::shared_ptr<HttpExchange> exchange = holder.Next();
+  exchange->Post([exchange] { exchange->StartStream({}, ""); });
+  // One megabyte, which a kernel left alone would take.
+  for (int i = 0; i < 1000; ++i)
+    exchange->Post([exchange] { exchange->Write(std::string(1000, 'x')); });
+  EXPECT_TRUE(Eventually([&] { return holder.num_gone.load() == 1; }));
+  exchange.reset();
+  EXPECT_TRUE(Eventually([&] { return server->num_connections() == 0; }));
+}
+
 TEST(HttpServer, AnswersRequestsOutOfBounds) {
   HttpServerOptions options = TestOptions();
   options.max_body_bytes = 1000;

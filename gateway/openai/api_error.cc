@@ -52,6 +52,10 @@ ApiError ApiError::OfSubmit(const absl::Status& status, EngineState state) {
 }
 
 ApiError ApiError::OfEngine(const absl::Status& status, EngineState state) {
+  if (status.code() == absl::StatusCode::kUnimplemented) {
+    return Invalid({}, absl::StrCat("The workers of this server cannot do what the request asks: ",
+                                    status.message(), "."));
+  }
   if (status.code() != absl::StatusCode::kUnavailable) {
     return {500,
             "server_error",

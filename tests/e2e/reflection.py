@@ -1,4 +1,12 @@
-"""A gRPC client that knows no .proto file: it asks the server for its descriptors, as grpcurl does."""
+#!/usr/bin/env python3
+"""A gRPC client that knows no .proto file: it asks the server for its descriptors, as grpcurl does. As a command:
+
+reflection.py HOST:PORT                              lists every method
+reflection.py HOST:PORT PACKAGE.SERVICE/METHOD JSON  calls one (an empty request without JSON), prints the answer
+"""
+
+import json
+import sys
 
 import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
@@ -13,6 +21,9 @@ class ReflectedServer:
 
     def services(self):
         return sorted(self.database.get_services())
+
+    def methods(self, service):
+        return [method.name for method in self.pool.FindServiceByName(service).methods]
 
     def call(self, method, request=None):
         """`method` is "package.Service/Method"; the answer of a unary call as a dict."""
@@ -32,3 +43,18 @@ class ReflectedServer:
 
     def close(self):
         self.channel.close()
+
+
+def main(address, method=None, request="{}"):
+    server = ReflectedServer(address)
+    if method is not None:
+        print(json.dumps(server.call(method, json.loads(request)), indent=2))
+        return
+    for service in server.services():
+        if not service.startswith("grpc."):
+            for name in server.methods(service):
+                print(f"{service}/{name}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -34,7 +34,8 @@ def with_field(field, value):
 WRONG_VALUES = [True, 3.5, -7, 1e300, "text", [], [None], {}, {"a": {"b": []}}, [[1]], "\u0000"]
 TYPED_FIELDS = ["messages", "temperature", "top_p", "top_k", "min_p", "n", "max_tokens", "seed", "stop", "stream", "stream_options", "tools",
                 "tool_choice", "response_format", "logit_bias", "logprobs", "top_logprobs", "stop_token_ids", "allowed_token_ids",
-                "bad_words", "min_tokens", "reasoning_effort", "thinking", "chat_template_kwargs", "model", "repetition_penalty"]
+                "bad_words", "min_tokens", "reasoning_effort", "thinking", "chat_template_kwargs", "model", "repetition_penalty",
+                "prompt_logprobs", "presence_penalty", "frequency_penalty", "echo", "include_stop_str_in_output", "return_token_ids", "request_id"]
 
 
 def hostile(rng):
