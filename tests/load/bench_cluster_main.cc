@@ -1,8 +1,12 @@
 // bench_cluster: load on a running cluster, and what it cost. Latency percentiles, tokens per
 // second, CPU per token and memory of every process. Run it after deploy/quickstart.sh; figures go
 // into the README with hardware, date and command.
+#include <algorithm>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <boost/json.hpp>
 
@@ -10,7 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "common/exit_codes.h"
 #include "common/file_util.h"
+#include "tests/load/cluster_probe.h"
 #include "tests/load/load_generator.h"
 #include "tests/load/process_stats.h"
 
@@ -20,14 +26,30 @@ namespace {
 constexpr char kUsage[] =
     "usage: bench_cluster [--url U] [--run-dir DIR] [--streams N | --rate R] [--seconds S] "
     "[--requests N] [--max-tokens N]\n"
-    "                     [--temperature T] [--prompt-words N] [--disconnects SHARE] [--seed N] "
-    "[--json]\n"
+    "                     [--temperature T] [--prompt-words N] [--mixed] [--disconnects SHARE] "
+    "[--seed N] [--json]\n"
     "  --streams N      closed loop: N requests at any time (default 1)\n"
     "  --rate R         open loop: R arrivals per second\n"
     "  --run-dir DIR    the run folder of a local cluster: its processes' CPU and memory are "
     "reported too\n"
     "  --prompt-words N puts some N words before the question\n"
-    "Exit codes: 0 done, 1 a request failed, 69 no cluster, 78 bad argument.\n";
+    "  --mixed          draws prompt, n, length, sampling, stops, logprobs, stream or not\n"
+    "  --disconnects S  share of the requests whose client vanishes within 0.4 s\n"
+    "Exit codes: 0 done; 1 a request failed, slots or pages were still in use 10 s after the last "
+    "one,\n"
+    "or memory grew (runs of a minute and more); 69 no cluster, 78 bad argument.\n";
+
+constexpr double kUnusedSecondsMax = 10;
+constexpr double kFlatFromSeconds = 60;  // shorter runs say nothing about memory
+
+// The names of a round's parts for people, in the order of the table.
+constexpr std::pair<const char*, const char*> kParts[] = {
+    {"compute", "compute"},
+    {"collectives", "all-reduce, with the wait for the other rank"},
+    {"engram_wait", "row service"},
+    {"transport", "gRPC, and what the other rank is behind"},
+    {"gateway", "gateway, as far as compute does not hide it"},
+};
 
 const char* const kQuestions[] = {"tell me a story", "count from 1 to 30", "write a poem",
                                   "write a python loop that prints the numbers from 1 to 10",
@@ -83,6 +105,32 @@ pid_t SupervisorOf(const std::string& run_dir) {
   return pid == nullptr ? 0 : pid->to_number<pid_t>();
 }
 
+double MeanMs(const std::vector<double>& samples) {
+  double sum = 0;
+  for (const double sample : samples)
+    sum += sample;
+  return samples.empty() ? 0 : sum / static_cast<double>(samples.size());
+}
+
+// Where the time of a round went, microseconds. The gateway's sum against what the client saw.
+boost::json::object RoundReport(const RoundTimes& rounds, const LoadResult& result) {
+  const double per_round = rounds.count > 0 ? 1e6 / rounds.count : 0;
+  boost::json::object parts;
+  double sum = 0;
+  for (const auto& [part, seconds] : rounds.parts) {
+    parts[part] = seconds * per_round;
+    sum += seconds * per_round;
+  }
+  const double client_us = 1e3 * MeanMs(result.gap_ms);
+  return {{"rounds", rounds.count},
+          {"parts_us", parts},
+          {"sum_us", sum},
+          {"gateway_round_us", rounds.seconds * per_round},
+          {"client_gap_us", client_us},
+          {"remainder_us", client_us - sum},
+          {"client_gaps", result.gap_ms.size()}};
+}
+
 boost::json::object Report(const LoadResult& result,
                            const std::vector<ProcessStats>& before,
                            const std::vector<ProcessStats>& after) {
@@ -118,27 +166,105 @@ boost::json::object Report(const LoadResult& result,
   return report;
 }
 
+double Number(const boost::json::value& value) {
+  return value.to_number<double>();
+}
+
+void PrintRounds(const boost::json::object& report) {
+  const double client_us = Number(report.at("client_gap_us"));
+  if (Number(report.at("rounds")) == 0 || client_us == 0) return;
+  const auto line = [&](const char* what, double us) {
+    std::cout << absl::StrFormat("  %-48s %9.0f us %6.1f %%\n", what, us, 100 * us / client_us);
+  };
+  std::cout << absl::StrFormat("time per round, mean of %.0f rounds\n",
+                               Number(report.at("rounds")));
+  const auto& parts = report.at("parts_us").as_object();
+  for (const auto& [part, name] : kParts) {
+    if (parts.contains(part)) line(name, Number(parts.at(part)));
+  }
+  line("HTTP, client, rounds with others' prefill", Number(report.at("remainder_us")));
+  line("= from event to event at the client", client_us);
+}
+
+void PrintMemory(const std::vector<MemoryWatch::Line>& lines) {
+  for (const MemoryWatch::Line& line : lines) {
+    std::cout << absl::StrFormat("%-18s MiB: first tenth %7.1f  middle %7.1f  end %7.1f%s\n",
+                                 line.name, line.first_mib, line.middle_mib, line.last_mib,
+                                 line.is_flat() ? "" : "  GREW");
+  }
+}
+
 void Print(const boost::json::object& report) {
-  auto number = [](const boost::json::value& value) { return value.to_number<double>(); };
   std::cout << absl::StrFormat("%.0f requests in %.1f s, %.0f hung up, errors %s\n",
-                               number(report.at("requests_ok")), number(report.at("wall_seconds")),
-                               number(report.at("hung_up")),
+                               Number(report.at("requests_ok")), Number(report.at("wall_seconds")),
+                               Number(report.at("hung_up")),
                                boost::json::serialize(report.at("errors")));
   std::cout << absl::StrFormat("%.0f tokens, %.1f tok/s together\n",
-                               number(report.at("completion_tokens")),
-                               number(report.at("tokens_per_second")));
+                               Number(report.at("completion_tokens")),
+                               Number(report.at("tokens_per_second")));
   for (const char* name : {"request_tokens_per_second", "ttft_ms", "itl_ms"}) {
     const auto& quantiles = report.at(name).as_object();
     std::cout << absl::StrFormat("%-26s p50 %8.2f  p90 %8.2f  p99 %8.2f\n", name,
-                                 number(quantiles.at("p50")), number(quantiles.at("p90")),
-                                 number(quantiles.at("p99")));
+                                 Number(quantiles.at("p50")), Number(quantiles.at("p90")),
+                                 Number(quantiles.at("p99")));
   }
   for (const boost::json::value& process : report.at("processes").as_array()) {
     std::cout << absl::StrFormat(
         "%-18s %8.2f s CPU  %8.1f us/token  %7.1f MiB\n",
-        std::string(process.at("name").as_string().c_str()), number(process.at("cpu_seconds")),
-        number(process.at("cpu_us_per_token")), number(process.at("rss_mib")));
+        std::string(process.at("name").as_string().c_str()), Number(process.at("cpu_seconds")),
+        Number(process.at("cpu_us_per_token")), Number(process.at("rss_mib")));
   }
+  PrintRounds(report.at("round").as_object());
+}
+
+boost::json::array MemoryReport(const std::vector<MemoryWatch::Line>& lines) {
+  boost::json::array report;
+  for (const MemoryWatch::Line& line : lines) {
+    report.push_back({{"name", line.name},
+                      {"first_tenth_mib", line.first_mib},
+                      {"middle_mib", line.middle_mib},
+                      {"end_mib", line.last_mib},
+                      {"flat", line.is_flat()}});
+  }
+  return report;
+}
+
+// The load between two looks at everything, then the verdict.
+int Run(const Arguments& arguments, pid_t supervisor, const std::vector<ProcessStats>& before) {
+  const std::string& url = arguments.load.url;
+  const auto rounds_before = ReadRoundTimes(url);
+  std::optional<MemoryWatch> memory;
+  if (supervisor != 0) memory.emplace(supervisor, arguments.load.seconds);
+  const auto result = RunLoad(arguments.load);
+  std::vector<ProcessStats> after;
+  if (supervisor != 0) after = ReadClusterStats(supervisor).value_or(std::vector<ProcessStats>());
+  const auto in_use = WaitUntilUnused(url, kUnusedSecondsMax);
+  const auto rounds_after = ReadRoundTimes(url);
+  for (const absl::Status& status :
+       {result.status(), rounds_before.status(), in_use.status(), rounds_after.status()}) {
+    if (status.ok()) continue;
+    std::cerr << "bench_cluster: " << status.message() << "\n";
+    return kExitUnavailable;
+  }
+  const std::vector<MemoryWatch::Line> lines =
+      memory ? memory->Finish() : std::vector<MemoryWatch::Line>();
+  const bool all_flat = arguments.load.seconds < kFlatFromSeconds ||
+                        std::all_of(lines.begin(), lines.end(),
+                                    [](const MemoryWatch::Line& line) { return line.is_flat(); });
+  boost::json::object report = Report(*result, before, after);
+  report["round"] = RoundReport(rounds_after->Since(*rounds_before), *result);
+  report["memory"] = MemoryReport(lines);
+  report["in_use_after"] = in_use->text;
+  report["nothing_in_use_after"] = in_use->nothing;
+  if (arguments.json) {
+    std::cout << boost::json::serialize(report) << "\n";
+  } else {
+    Print(report);
+    PrintMemory(lines);
+    std::cout << "in use after the last request: " << in_use->text << "\n";
+  }
+  const bool answered = result->errors.empty() && result->requests_ok > 0;
+  return answered && in_use->nothing && all_flat ? kExitOk : 1;
 }
 
 int Main(int argc, char** argv) {
@@ -151,38 +277,27 @@ int Main(int argc, char** argv) {
     }
     if (flag == "--json") {
       arguments.json = true;
+    } else if (flag == "--mixed") {
+      arguments.load.mixed = true;
     } else if (i + 1 >= argc || !ParseOne(flag, argv[++i], arguments)) {
       std::cerr << "bench_cluster: bad argument '" << flag << "'\n" << kUsage;
-      return 78;
+      return kExitBadConfig;
     }
   }
   for (const char* question : kQuestions)
     arguments.load.prompts.push_back(MakePrompt(question, arguments.prompt_words));
   std::vector<ProcessStats> before;
-  std::vector<ProcessStats> after;
   const pid_t supervisor = arguments.run_dir.empty() ? 0 : SupervisorOf(arguments.run_dir);
   if (!arguments.run_dir.empty()) {
     auto stats = ReadClusterStats(supervisor);
     if (!stats.ok()) {
       std::cerr << "bench_cluster: " << arguments.run_dir << ": " << stats.status().message()
                 << "\n";
-      return 69;
+      return kExitUnavailable;
     }
     before = *stats;
   }
-  const auto result = RunLoad(arguments.load);
-  if (!result.ok()) {
-    std::cerr << "bench_cluster: " << result.status().message() << "\n";
-    return 69;
-  }
-  if (supervisor != 0) after = ReadClusterStats(supervisor).value_or(std::vector<ProcessStats>());
-  const boost::json::object report = Report(*result, before, after);
-  if (arguments.json) {
-    std::cout << boost::json::serialize(report) << "\n";
-  } else {
-    Print(report);
-  }
-  return result->errors.empty() && result->requests_ok > 0 ? 0 : 1;
+  return Run(arguments, supervisor, before);
 }
 
 }  // namespace

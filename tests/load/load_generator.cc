@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <string_view>
@@ -18,6 +19,9 @@ namespace twinspark {
 namespace {
 
 constexpr int64_t kHangUpMsMax = 400;
+constexpr int64_t kLongWordsMax = 4000;
+constexpr size_t kErrorBytesMax = 200;
+constexpr const char* kWords[] = {"one", "two", "three", "the", "sun", "model", "row", "47", "(a)"};
 constexpr long kRequestMsMax = 120000;
 
 struct Request {
@@ -25,7 +29,6 @@ struct Request {
   curl_slist* headers = nullptr;
   std::string body;
   std::string pending;
-  std::string error_body;
   int64_t start_us = 0;
   int64_t first_us = 0;
   int64_t last_us = 0;
@@ -33,32 +36,45 @@ struct Request {
   int64_t tokens_seen = 0;
   int64_t completion_tokens = 0;
   int64_t prompt_tokens = 0;
-  bool finished = false;
+  bool is_stream = true;
+  int num_choices = 1;
+  int num_finished = 0;
   std::vector<double>* itl_ms = nullptr;
+  std::vector<double>* gap_ms = nullptr;
 
-  void TakeEvent(std::string_view payload) {
+  bool finished() const { return num_finished == num_choices; }
+
+  // An event of a stream, or the whole answer.
+  void Take(std::string_view payload) {
     boost::system::error_code error;
-    const boost::json::value chunk = boost::json::parse({payload.data(), payload.size()}, error);
+    const boost::json::value json = boost::json::parse({payload.data(), payload.size()}, error);
     if (error) return;
-    const int64_t now_us = SteadyClock().NowUs();
-    if (const auto* usage = chunk.find_pointer("/usage/completion_tokens", error)) {
+    if (const auto* usage = json.find_pointer("/usage/completion_tokens", error)) {
       completion_tokens = usage->to_number<int64_t>();
-      if (const auto* prompt = chunk.find_pointer("/usage/prompt_tokens", error))
+      if (const auto* prompt = json.find_pointer("/usage/prompt_tokens", error))
         prompt_tokens = prompt->to_number<int64_t>();
     }
-    if (const auto* reason = chunk.find_pointer("/choices/0/finish_reason", error);
-        reason != nullptr && reason->is_string())
-      finished = true;
-    const auto* ids = chunk.find_pointer("/choices/0/token_ids", error);
-    const int64_t tokens =
-        ids != nullptr && ids->is_array() ? static_cast<int64_t>(ids->as_array().size()) : 0;
-    if (tokens == 0) return;
+    const auto* choices = json.find_pointer("/choices", error);
+    if (choices == nullptr || !choices->is_array()) return;
+    int64_t tokens = 0;
+    for (const boost::json::value& choice : choices->as_array()) {
+      const auto* reason = choice.find_pointer("/finish_reason", error);
+      num_finished += reason != nullptr && reason->is_string();
+      const auto* ids = choice.find_pointer("/token_ids", error);
+      if (ids != nullptr && ids->is_array()) tokens += static_cast<int64_t>(ids->as_array().size());
+    }
+    if (tokens > 0) Count(tokens);
+  }
+
+  void Count(int64_t tokens) {
+    const int64_t now_us = SteadyClock().NowUs();
     if (first_us == 0) {
       first_us = now_us;
-    } else {
-      for (int64_t i = 0; i < tokens; ++i)
-        itl_ms->push_back(static_cast<double>(now_us - last_us) / 1e3 /
-                          static_cast<double>(tokens));
+    } else if (num_choices == 1) {
+      const double gap_ms_now = static_cast<double>(now_us - last_us) / 1e3;
+      gap_ms->push_back(gap_ms_now);
+      itl_ms->insert(itl_ms->end(), static_cast<size_t>(tokens),
+                     gap_ms_now / static_cast<double>(tokens));
     }
     last_us = now_us;
     tokens_seen += tokens;
@@ -67,12 +83,13 @@ struct Request {
   static size_t OnBytes(char* data, size_t size, size_t count, void* user) {
     auto* request = static_cast<Request*>(user);
     request->pending.append(data, size * count);
+    if (!request->is_stream) return size * count;
     size_t begin = 0;
     for (size_t end; (end = request->pending.find('\n', begin)) != std::string::npos;
          begin = end + 1) {
       std::string_view line(request->pending.data() + begin, end - begin);
       if (line.ends_with('\r')) line.remove_suffix(1);
-      if (line.starts_with("data: ")) request->TakeEvent(line.substr(6));
+      if (line.starts_with("data: ")) request->Take(line.substr(6));
     }
     request->pending.erase(0, begin);
     return size * count;
@@ -125,21 +142,28 @@ class Generator {
 
   void Start() {
     auto request = std::make_unique<Request>();
-    const std::string& prompt =
-        options_.prompts[static_cast<size_t>(started_) % options_.prompts.size()];
-    request->body = boost::json::serialize(boost::json::object{
-        {"model", options_.model},
-        {"messages", {boost::json::object{{"role", "user"}, {"content", prompt}}}},
-        {"temperature", options_.temperature},
-        {"seed", started_},
-        {"max_tokens", options_.max_tokens},
-        {"stream", true},
-        {"stream_options", {{"include_usage", true}}},
-        {"return_token_ids", true},
-        {"chat_template_kwargs", {{"enable_thinking", false}}},
-    });
+    boost::json::object body = {
+        {"model", options_.model},  {"temperature", options_.temperature},
+        {"seed", started_},         {"max_tokens", options_.max_tokens},
+        {"return_token_ids", true}, {"chat_template_kwargs", {{"enable_thinking", false}}},
+    };
+    std::string prompt = options_.prompts[static_cast<size_t>(started_) % options_.prompts.size()];
+    if (options_.mixed) {
+      prompt = Words() + prompt;
+      Mix(body);
+      // Several greedy choices would be the same one: refused.
+      const bool is_greedy = body["temperature"].to_number<double>() == 0;
+      request->num_choices = is_greedy ? 1 : static_cast<int>(rng_.Int(1, 3));
+      request->is_stream = !rng_.OneIn(5);
+      body["n"] = request->num_choices;
+    }
+    body["messages"] = {boost::json::object{{"role", "user"}, {"content", prompt}}};
+    body["stream"] = request->is_stream;
+    if (request->is_stream) body["stream_options"] = {{"include_usage", true}};
+    request->body = boost::json::serialize(body);
     ++started_;
     request->itl_ms = &result_.itl_ms;
+    request->gap_ms = &result_.gap_ms;
     request->start_us = clock_.NowUs();
     if (rng_.Unit() < options_.disconnect_share)
       request->hang_up_us = request->start_us + rng_.Int(1, kHangUpMsMax) * 1000;
@@ -159,6 +183,32 @@ class Generator {
     running_.push_back(std::move(request));
   }
 
+  // Mostly nothing, sometimes a page or two, rarely many chunks.
+  std::string Words() {
+    const int64_t count = rng_.OneIn(12)  ? rng_.Int(600, kLongWordsMax)
+                          : rng_.OneIn(3) ? rng_.Int(1, 300)
+                                          : 0;
+    std::string text;
+    for (int64_t i = 0; i < count; ++i)
+      absl::StrAppend(&text, kWords[rng_.Int(0, std::ssize(kWords) - 1)], " ");
+    return text;
+  }
+
+  void Mix(boost::json::object& body) {
+    constexpr double kTemperatures[] = {0, 0.7, 1.5};
+    body["temperature"] = kTemperatures[rng_.Int(0, 2)];
+    body["max_tokens"] = rng_.Int(1, 2 * options_.max_tokens);
+    if (rng_.OneIn(2)) body["ignore_eos"] = true;
+    if (rng_.OneIn(3)) body["top_p"] = 0.9;
+    if (rng_.OneIn(4)) body["top_k"] = 20;
+    if (rng_.OneIn(4)) body["presence_penalty"] = 0.5;
+    if (rng_.OneIn(5)) body["stop"] = boost::json::array{"morning", "three"};
+    if (rng_.OneIn(5)) {
+      body["logprobs"] = true;
+      body["top_logprobs"] = rng_.Int(0, 5);
+    }
+  }
+
   void Reap() {
     int left = 0;
     while (const CURLMsg* message = curl_multi_info_read(multi_, &left)) {
@@ -169,11 +219,15 @@ class Generator {
       if (message->data.result != CURLE_OK) {
         ++result_.errors[curl_easy_strerror(message->data.result)];
       } else if (status != 200) {
-        ++result_.errors[absl::StrCat("HTTP ", status)];
-      } else if (!request->finished) {
-        ++result_.errors["no finish reason"];
+        ++result_.errors[absl::StrCat("HTTP ", status, ": ",
+                                      request->pending.substr(0, kErrorBytesMax))];
       } else {
-        Record(*request);
+        if (!request->is_stream) request->Take(request->pending);
+        if (request->finished()) {
+          Record(*request);
+        } else {
+          ++result_.errors["no finish reason"];
+        }
       }
       Remove(request);
     }
@@ -183,7 +237,7 @@ class Generator {
     ++result_.requests_ok;
     result_.completion_tokens += request.completion_tokens;
     result_.prompt_tokens += request.prompt_tokens;
-    if (request.first_us == 0) return;
+    if (request.first_us == 0 || !request.is_stream) return;
     result_.ttft_ms.push_back(static_cast<double>(request.first_us - request.start_us) / 1e3);
     if (request.last_us > request.first_us) {
       result_.request_tok_s.push_back(

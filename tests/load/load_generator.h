@@ -24,6 +24,7 @@ struct LoadOptions {
   int max_tokens = 160;
   double temperature = 0;
   double disconnect_share = 0;  // of requests that hang up within kHangUpMsMax
+  bool mixed = false;           // draws prompt, n, length, sampling, stops, logprobs, stream or not
   uint64_t seed = 1;
 };
 
@@ -38,6 +39,7 @@ struct LoadResult {
   std::map<std::string, int64_t> errors;  // "HTTP 429", a transport error, "no finish reason"
   std::vector<double> ttft_ms;            // request sent to first text, per request
   std::vector<double> itl_ms;  // gap between two events over the tokens of the second, per token
+  std::vector<double> gap_ms;  // between two events with tokens: a round, with one choice
   std::vector<double> request_tok_s;  // tokens after the first over the time they took, per request
 };
 
