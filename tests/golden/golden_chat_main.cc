@@ -157,7 +157,8 @@ std::string CheckEncode(const Json&, const Json& test, Context& context) {
   if (!segments.ok()) return std::string(segments.status().message());
   std::string problem;
   const std::string prompt = gateway::SegmentText(*segments, *context.tokenizer);
-  const std::vector<int32_t> ids = gateway::SegmentIds(*segments, *context.tokenizer);
+  std::vector<int32_t> ids;
+  gateway::SegmentIds(*segments, *context.tokenizer, &ids);
   if (const Json* want = test.Find("prompt")) {
     problem += CompareText("prompt", prompt, want->as_string());
   }
