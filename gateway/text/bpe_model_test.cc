@@ -6,7 +6,9 @@
 #include "absl/container/flat_hash_set.h"
 #include <gtest/gtest.h>
 
+#include "common/file_util.h"
 #include "common/testing/seeded_rng.h"
+#include "gateway/text/tokenizer_json.h"
 
 namespace twinspark::gateway {
 namespace {
@@ -58,6 +60,46 @@ TEST(BpeModel, ArrayAndHeapAgree) {
         ASSERT_TRUE(model->EncodeLong(piece, &by_window, {}, window));
         by_window.erase(by_window.begin());
         ASSERT_EQ(by_window, whole) << window << " " << piece;
+      }
+    }
+  }
+}
+
+// Real vocabularies, the released one where tests/fetch_tokenizer.sh has put it: text of their own
+// tokens, joined without the cuts of the split rules.
+TEST(BpeModel, WindowsAgreeOnRealVocabularies) {
+  const std::string root = TWINSPARK_SOURCE_DIR;
+  for (const std::string& path :
+       {root + "/deploy/demo_model/tokenizer.json", root + "/build/tokenizer/tokenizer.json"}) {
+    const absl::StatusOr<std::string> text = ReadFile(path, size_t{64} << 20);
+    if (absl::IsNotFound(text.status())) continue;
+    ASSERT_TRUE(text.ok()) << text.status();
+    const absl::StatusOr<TokenizerFile> file = ParseTokenizerJson(*text);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const absl::StatusOr<BpeModel> model = BpeModel::Create(file->token_bytes, file->merges);
+    ASSERT_TRUE(model.ok()) << model.status();
+    SeededRng rng(TestSeed(6));
+    const auto token = [&]() -> const std::string& {
+      return file->token_bytes[static_cast<size_t>(
+          rng.Int(0, static_cast<int64_t>(file->token_bytes.size()) - 1))];
+    };
+    for (int round = 0; round < 60; ++round) {
+      std::string piece;
+      const std::string unit = token() + token();
+      while (piece.size() < 12000) {
+        const int64_t kind = round % 3 == 0 ? 0 : rng.Int(0, 2);
+        if (kind == 0) piece += unit;
+        if (kind == 1) piece += token();
+        if (kind == 2)
+          piece.append(static_cast<size_t>(rng.Int(1, 300)), unit.empty() ? 'a' : unit[0]);
+        if (unit.empty()) piece += 'a';
+      }
+      std::vector<int32_t> whole;
+      model->EncodeWhole(piece, &whole);
+      for (const size_t window : {size_t{100}, size_t{1000}, BpeModel::kWindowBytes}) {
+        std::vector<int32_t> by_window;
+        ASSERT_TRUE(model->EncodeLong(piece, &by_window, {}, window));
+        ASSERT_EQ(by_window, whole) << path << " round " << round << " window " << window;
       }
     }
   }

@@ -76,6 +76,7 @@ std::vector<std::string> Seeds() {
   open->set_num_prompt_ids(39);
   open->set_draft_allowed(true);
   open->mutable_sampling()->set_temperature(0.5f);
+  open->set_prompt_logprobs(3);
   open->mutable_sampling()->add_stop_ids(1);
   open->mutable_sampling()->add_bad_words()->add_ids(3);
   for (uint32_t page = 0; page < 4; ++page) {
