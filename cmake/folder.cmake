@@ -1,6 +1,7 @@
 # How a folder of the repository becomes CMake targets. By suffix:
 #   x.cc, x_cpu.cc, x.h   the library of the folder       (target a_b for folder a/b)
 #   x_test.cc             linked together into a_b_test    (one ctest entry)
+#   x_cuda_test.cc        a program of its own, declared in kernels/cuda (it needs a GPU)
 #   x_bench.cc            a program x_bench                (run once at tiny size by ctest)
 #   x_fuzz.cc             a program x_fuzz                 (run on fixed seeds by ctest)
 #   main.cc, x_main.cc    a program, declared by ts_program
@@ -61,6 +62,7 @@ function(ts_folder)
   file(GLOB all CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(tests ${all})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER tests EXCLUDE REGEX "_cuda_test\\.cc$")
   set(benches ${all})
   list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
   set(fuzzers ${all})
