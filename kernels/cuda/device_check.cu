@@ -433,9 +433,11 @@ void CheckMoeCase(
   p.experts = table.get();
   p.x_stride = p.shared_stride = p.out_stride = c.d;
   const Workspace workspace(MoeCudaWorkspaceBytes(p, most));
-  auto run = [&](int first, int rows, float* out, const Workspace& ws, cudaStream_t stream) {
+  auto run = [&](int first, int rows, float* out, const Workspace& ws, cudaStream_t stream,
+                 MoePath path = MoePath::kAuto) {
     MoeCudaParams q = p;
     q.rows = rows;
+    q.path = path;
     q.ids = d_ids.get() + first * c.num_chosen;
     q.weights = d_weights.get() + first * c.num_chosen;
     q.x = x.get() + static_cast<size_t>(first) * d;
@@ -503,6 +505,11 @@ void CheckMoeCase(
     GPU_CHECK(cudaMemset(part.get(), 0xff, static_cast<size_t>(rows) * d * 4));
     run(first, rows, part.get(), workspace, nullptr);
     compare(first, rows, part.get());
+  }
+  for (MoePath path : {MoePath::kFragments, MoePath::kWarpgroups}) {  // all rows, either product
+    GPU_CHECK(cudaMemset(part.get(), 0xff, part.size() * 4));
+    run(0, most, part.get(), workspace, nullptr, path);
+    compare(0, most, part.get());
   }
   {  // a workspace too small for the call: slices
     const Workspace small(MoeCudaWorkspaceBytes(p, std::max(1, most / 3)));

@@ -77,6 +77,7 @@ inline CudaDevice ThisDevice() {
   d.num_sms = prop.multiProcessorCount;
   d.shared_bytes_per_sm = prop.sharedMemPerMultiprocessor;
   d.shared_bytes_per_block = prop.sharedMemPerBlockOptin;
+  d.compute_capability = 10 * prop.major + prop.minor;
   return d;
 }
 

@@ -21,6 +21,7 @@ struct CudaDevice {
   int num_sms = 0;
   size_t shared_bytes_per_sm = 0;
   size_t shared_bytes_per_block = 0;  // with opt-in
+  int compute_capability = 0;         // 10 major + minor: 90 has warpgroup instructions
 };
 
 // code 0: launched. Negative: refused before any launch. Positive: a cudaError_t.

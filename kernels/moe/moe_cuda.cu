@@ -11,6 +11,8 @@
 #include "kernels/exl3/exl3_gemm_cuda.cuh"
 #include "kernels/exl3/exl3_gemm_plan_cuda.h"
 #include "kernels/exl3/exl3_linear_cuda.h"
+#include "kernels/moe/moe_chunk_plan_cuda.h"
+#include "kernels/moe/moe_rows_cuda.cuh"
 
 namespace twinspark {
 namespace {
@@ -20,12 +22,7 @@ using namespace exl3;  // NOLINT(google-build-using-namespace): one op, two file
 constexpr int kSortThreads = 1024;
 constexpr int kMaxExperts = 1024;
 constexpr int kWarpsPerBlock = 8;
-
-// Where a sorted position lives.
-struct Place {
-  int32_t expert;
-  int32_t first_group, num_groups, row;  // of its entry; row in the entry
-};
+constexpr int kMaxChosen = 8;  // experts of a row
 
 // Rows of an expert in a chunk.
 struct ExpertRows {
@@ -67,7 +64,7 @@ ChunkLayout LayOutChunk(const MoeCudaParams& p, int rows) {
   l.entries = take(static_cast<size_t>(l.max_entries) * sizeof(MoeEntry));
   l.expert_rows = take(static_cast<size_t>(p.num_experts) * sizeof(ExpertRows));
   l.order = take(static_cast<size_t>(slots) * sizeof(int32_t));
-  l.place = take(static_cast<size_t>(slots) * sizeof(Place));
+  l.place = take(static_cast<size_t>(slots) * sizeof(MoePlace));
   l.num_entries = take(sizeof(int32_t));
   // xh of gate and up; the outputs of the down product take its place.
   l.xh = take(std::max(static_cast<size_t>(2 * l.groups * (p.d / kPairK)) * kPairBytes,
@@ -162,7 +159,7 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock) MoePlaceKernel(const int3
                                                                       int tile_groups,
                                                                       ExpertRows* experts,
                                                                       int32_t* order,
-                                                                      Place* place) {
+                                                                      MoePlace* place) {
   device::WaitForPrevious();
   device::LaunchNext();
   const int slot = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -182,12 +179,13 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock) MoePlaceKernel(const int3
     begin = n * e / t;
     end = n * (e + 1) / t;
   }
-  place[position] = Place{id, expert.first_group + begin, end - begin, rank - begin * kGroupRows};
+  place[position] =
+      MoePlace{id, expert.first_group + begin, end - begin, rank - begin * kGroupRows};
 }
 
 // xh for gate and up of a chunk: a warp per sorted position, matrix and four 128-blocks.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    MoeRotateKernel(const __grid_constant__ GemmArgs args, const Place* places, uint32_t* xh) {
+    MoeRotateKernel(const __grid_constant__ GemmArgs args, const MoePlace* places, uint32_t* xh) {
   device::WaitForPrevious();
   device::LaunchNext();
   const int lane = static_cast<int>(threadIdx.x & 31);
@@ -197,7 +195,7 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   const int part = static_cast<int>(job - position2 * parts);
   const int position = static_cast<int>(position2 >> 1), which = static_cast<int>(position2 & 1);
   if (position >= args.rows * args.num_chosen) return;
-  const Place place = places[position];
+  const MoePlace place = places[position];
   const int row = args.order[position] / args.num_chosen;
   const MoeExpert& e = args.experts[place.expert];
   const GemmMatrix& input = args.matrices[0];
@@ -214,19 +212,6 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   StoreRotated16(xh, args.pairs, to, block, lane, rotated, block < num_blocks);
 }
 
-// The lane's part of the vectors around the activation.
-struct GateUpScales {
-  float4 gate_svh, up_svh, down_suh;
-};
-__device__ __forceinline__ GateUpScales LoadGateUpScales(const GemmArgs& args,
-                                                         int expert,
-                                                         int unit,
-                                                         int lane) {
-  const MoeExpert& e = args.experts[expert];
-  const int col = unit * kBlockN + 4 * lane;
-  return {LoadHalf4(e.gate_svh, col), LoadHalf4(e.up_svh, col), LoadHalf4(e.down_suh, col)};
-}
-
 // Activation of one row of 128 columns of an expert, rotated as the input of its down matrix.
 __device__ __forceinline__ void FinishGateUpRow(const GemmArgs& args,
                                                 const GateUpScales& scales,
@@ -235,23 +220,8 @@ __device__ __forceinline__ void FinishGateUpRow(const GemmArgs& args,
                                                 float4 gate_z,
                                                 float4 up_z,
                                                 int lane) {
-  const float4 g4 = RotateOutput(gate_z, scales.gate_svh, lane);
-  const float4 u4 = RotateOutput(up_z, scales.up_svh, lane);
-  float g[4] = {g4.x, g4.y, g4.z, g4.w};
-  float u[4] = {u4.x, u4.y, u4.z, u4.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (args.round_gate_up) {
-      g[i] = RoundBf16(g[i]);
-      u[i] = RoundBf16(u[i]);
-    }
-    const float clamped_gate = fminf(g[i], args.limit);
-    const float clamped_up = fminf(fmaxf(u[i], -args.limit), args.limit);
-    g[i] = clamped_gate / (1.0f + __expf(-clamped_gate)) * clamped_up;
-    if (args.round_activation) g[i] = RoundBf16(g[i]);
-  }
-  const uint2 words =
-      RotateInput(make_float4(g[0], g[1], g[2], g[3]), scales.down_suh, lane, false);
+  const ActivationRule rule = {args.limit, args.round_gate_up != 0, args.round_activation != 0};
+  const uint2 words = ActivateRow(rule, scales, gate_z, up_z, lane);
   StoreRotated(static_cast<uint32_t*>(args.xh_down), args.down_pairs, place, unit, lane, words);
 }
 
@@ -307,7 +277,7 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   const int slot = job / args.num_blocks, unit = job % args.num_blocks;
   // The ids are older than the previous kernel.
   const TilePlace place = FindPlace(args.ids, n, slot, lane);
-  const GateUpScales scales = LoadGateUpScales(args, args.ids[slot], unit, lane);
+  const GateUpScales scales = LoadGateUpScales(args.experts[args.ids[slot]], unit, lane);
   const int64_t position = place.first_group + place.row;
   device::WaitForPrevious();
   device::LaunchNext();
@@ -319,14 +289,14 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
 
 // Activation of a chunk: a warp per sorted position and 128 columns.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    MoeActivateKernel(const __grid_constant__ GemmArgs args, const Place* places) {
+    MoeActivateKernel(const __grid_constant__ GemmArgs args, const MoePlace* places) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
   const int position = static_cast<int>(job / args.num_blocks);
   const int unit = static_cast<int>(job - static_cast<int64_t>(position) * args.num_blocks);
   if (position >= args.rows * args.num_chosen) return;
-  const Place place = places[position];
-  const GateUpScales scales = LoadGateUpScales(args, place.expert, unit, lane);
+  const MoePlace place = places[position];
+  const GateUpScales scales = LoadGateUpScales(args.experts[place.expert], unit, lane);
   device::WaitForPrevious();
   device::LaunchNext();
   FinishGateUpRow(args, scales, unit, TilePlace{place.first_group, place.num_groups, place.row},
@@ -340,7 +310,6 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
 template <bool kFew>
 __global__ void __launch_bounds__(32 * kWarpsPerBlock, kFew ? 1 : 4)
     MoeCombineKernel(const __grid_constant__ GemmArgs args) {
-  constexpr int kMaxChosen = 8;
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
   const int row = static_cast<int>(job / args.num_blocks);
@@ -411,8 +380,9 @@ CudaStatus Validate(const MoeCudaParams& p) {
   if (p.num_experts < 1 || p.num_experts > kMaxExperts) {
     return CudaError(-1, "moe: %d experts, not 1..%d", p.num_experts, kMaxExperts);
   }
-  if (p.num_chosen < 1 || p.num_chosen > 8 || p.num_chosen > p.num_experts) {
-    return CudaError(-1, "moe: %d experts a row of %d, not 1..8", p.num_chosen, p.num_experts);
+  if (p.num_chosen < 1 || p.num_chosen > kMaxChosen || p.num_chosen > p.num_experts) {
+    return CudaError(-1, "moe: %d experts a row of %d, not 1..%d", p.num_chosen, p.num_experts,
+                     kMaxChosen);
   }
   if (p.gate_up_bits < 1 || p.gate_up_bits > 8 || p.down_bits < 1 || p.down_bits > 8 ||
       p.codebook < 0 || p.codebook > 2) {
@@ -594,11 +564,20 @@ CudaStatus RunSmall(const MoeCudaParams& p,
   return LaunchCombine(p, down, stream);
 }
 
+// Warpgroup instructions pay when experts have several rows. Not part of the result.
+bool RunsWide(const MoeCudaParams& p,
+              const CudaDevice& device,
+              const GemmArgs& gate_up,
+              const GemmArgs& down) {
+  if (p.path == MoePath::kFragments || !MoeChunkFits(p, device, gate_up, down)) return false;
+  return p.path == MoePath::kWarpgroups || p.rows * p.num_chosen >= 12 * p.num_experts;
+}
+
 CudaStatus RunChunk(const MoeCudaParams& p,
                     const CudaDevice& device,
                     const CudaWorkspace& workspace,
                     void* stream) {
-  const ChunkLayout l = LayOutChunk(p, p.rows);
+  ChunkLayout l = LayOutChunk(p, p.rows);
   char* scratch = static_cast<char*>(workspace.data);
   const int slots = p.rows * p.num_chosen;
   GemmArgs args = CommonArgs(p);
@@ -609,7 +588,20 @@ CudaStatus RunChunk(const MoeCudaParams& p,
   args.partial = reinterpret_cast<float*>(scratch + l.partial);
   args.slot_out = reinterpret_cast<float*>(scratch + l.xh);
   args.group_capacity = l.groups;
+  args.counters = static_cast<uint32_t*>(workspace.data);
   args.whole = 1;
+  const MoePlace* places = reinterpret_cast<const MoePlace*>(scratch + l.place);
+  GemmArgs gate_up = args, down = args;
+  MakeGateUp(p, &gate_up);
+  gate_up.xh = scratch + l.xh;
+  MakeDown(p, &down);
+  down.xh = args.xh_down;
+  down.group_capacity = 0;
+  for (GemmArgs* product : {&gate_up, &down}) {
+    if (CudaStatus status = FinishArgs(product); !status.ok()) return status;
+  }
+  const bool wide = RunsWide(p, device, gate_up, down);
+  if (wide) l.tile_groups = kChunkTileGroups;
 
   cudaError_t error =
       LaunchDependent(&MoeSortKernel, 1, kSortThreads, 0, stream, p.ids, slots, p.num_experts,
@@ -617,20 +609,27 @@ CudaStatus RunChunk(const MoeCudaParams& p,
                       reinterpret_cast<ExpertRows*>(scratch + l.expert_rows),
                       reinterpret_cast<int32_t*>(scratch + l.num_entries));
   if (error != cudaSuccess) return CudaError(error, "moe sort: %s", cudaGetErrorString(error));
-  error = LaunchDependent(
-      &MoePlaceKernel, (slots + 32 * kWarpsPerBlock - 1) / (32 * kWarpsPerBlock),
-      32 * kWarpsPerBlock, 0, stream, p.ids, slots, l.tile_groups,
-      reinterpret_cast<ExpertRows*>(scratch + l.expert_rows),
-      reinterpret_cast<int32_t*>(scratch + l.order), reinterpret_cast<Place*>(scratch + l.place));
+  error =
+      LaunchDependent(&MoePlaceKernel, (slots + 32 * kWarpsPerBlock - 1) / (32 * kWarpsPerBlock),
+                      32 * kWarpsPerBlock, 0, stream, p.ids, slots, l.tile_groups,
+                      reinterpret_cast<ExpertRows*>(scratch + l.expert_rows),
+                      reinterpret_cast<int32_t*>(scratch + l.order),
+                      reinterpret_cast<MoePlace*>(scratch + l.place));
   if (error != cudaSuccess) return CudaError(error, "moe place: %s", cudaGetErrorString(error));
 
-  GemmArgs gate_up = args;
-  MakeGateUp(p, &gate_up);
-  gate_up.xh = scratch + l.xh;
+  if (wide) {
+    const MoeChunkBuffers buffers = {args.entries, args.num_entries, args.order,
+                                     places,       l.groups,         scratch + l.xh,
+                                     args.xh_down, args.slot_out,    args.counters};
+    if (CudaStatus status = RunMoeChunkProducts(p, device, gate_up, down, buffers, stream);
+        !status.ok()) {
+      return status;
+    }
+    return LaunchCombine(p, down, stream);
+  }
   error = LaunchDependent(
       &MoeRotateKernel, Blocks(static_cast<int64_t>(slots) * 2 * ((gate_up.pairs / 4 + 3) / 4)),
-      32 * kWarpsPerBlock, 0, stream, gate_up, reinterpret_cast<const Place*>(scratch + l.place),
-      reinterpret_cast<uint32_t*>(scratch + l.xh));
+      32 * kWarpsPerBlock, 0, stream, gate_up, places, reinterpret_cast<uint32_t*>(scratch + l.xh));
   if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
   const int groups = std::min(l.tile_groups, (p.rows + kGroupRows - 1) / kGroupRows);
   const int64_t everywhere = int64_t{1} << 30;
@@ -639,14 +638,10 @@ CudaStatus RunChunk(const MoeCudaParams& p,
       !status.ok()) {
     return status;
   }
-  error = LaunchDependent(
-      &MoeActivateKernel, Blocks(static_cast<int64_t>(slots) * gate_up.num_blocks),
-      32 * kWarpsPerBlock, 0, stream, gate_up, reinterpret_cast<const Place*>(scratch + l.place));
+  error =
+      LaunchDependent(&MoeActivateKernel, Blocks(static_cast<int64_t>(slots) * gate_up.num_blocks),
+                      32 * kWarpsPerBlock, 0, stream, gate_up, places);
   if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
-  GemmArgs down = args;
-  MakeDown(p, &down);
-  down.xh = args.xh_down;
-  down.group_capacity = 0;
   if (CudaStatus status = LaunchProduct(p, device, p.down_bits, groups, everywhere, down, stream);
       !status.ok()) {
     return status;

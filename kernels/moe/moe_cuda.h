@@ -18,6 +18,13 @@
 
 namespace twinspark {
 
+// Which product kernel a call runs on; the bits are the same.
+enum class MoePath : int32_t {
+  kAuto,       // by shape and device
+  kFragments,  // mma.sync, every device
+  kWarpgroups  // wgmma where it can run (compute capability 9.0), chunks only
+};
+
 struct MoeCudaParams {
   int32_t rows = 0;
   int32_t d = 0;      // width of x and out, a multiple of 128
@@ -40,6 +47,7 @@ struct MoeCudaParams {
   void* out = nullptr;  // device [rows, d]
   int64_t out_stride = 0;
   int32_t out_type = exl3::kTypeF32;
+  MoePath path = MoePath::kAuto;  // another value only to compare paths
 };
 
 inline constexpr int kMaxMoeRows = 8192;

@@ -1,6 +1,7 @@
 // Speed of one layer of routed experts on a GPU, and that a row keeps its bits.
 //
-//   moe_gpu_bench [--json=PATH] [--quick] [--rows=N] [--chunks-only]
+//   moe_gpu_bench [--json=PATH] [--quick] [--rows=N] [--min-rows=N] [--max-rows=N] [--bits=N]
+//                 [--path=1|2]
 //
 // The half layer of two ranks: 384 experts, 5120 -> 1152 -> 5120, 6 a row, activation limit 10.
 // Three layers of random weights in turn, 24 different routings per graph (chunks: 6 calls,
@@ -122,7 +123,13 @@ MoeCudaParams Params(int bits, int rows) {
 
 int Main(int argc, char** argv) {
   const bool quick = Flag(argc, argv, "quick");
-  const char* only_rows = Option(argc, argv, "rows");
+  auto number = [&](const char* name, int otherwise) {
+    const char* text = Option(argc, argv, name);
+    return text != nullptr ? std::atoi(text) : otherwise;
+  };
+  const int only_rows = number("rows", 0), only_bits = number("bits", 0);
+  const int min_rows = number("min-rows", 1), max_rows = number("max-rows", kMaxMoeRows);
+  const MoePath path = static_cast<MoePath>(number("path", 0));
   const JsonLines json(Option(argc, argv, "json"));
   const CudaDevice device = ThisDevice();
   constexpr int kMost = 4096;
@@ -139,6 +146,7 @@ int Main(int argc, char** argv) {
   std::printf("%-12s %5s %8s %9s %9s %8s %7s %7s\n", "K routing", "rows", "distinct", "us",
               "ceiling", "share", "anchor", "ratio");
   for (int bits : {3, 2}) {
+    if (only_bits != 0 && bits != only_bits) continue;
     std::vector<Layer> layers;
     for (int i = 0; i < kLayers; ++i)
       layers.push_back(MakeLayer(bits, 10 * static_cast<uint64_t>(i) + 1));
@@ -146,6 +154,7 @@ int Main(int argc, char** argv) {
     auto run = [&](int layer, const int32_t* ids, int first, int rows, float* to,
                    cudaStream_t stream) {
       MoeCudaParams p = Params(bits, rows);
+      p.path = path;
       p.experts = layers[static_cast<size_t>(layer)].table.get();
       p.ids = ids + first * kChosen;
       p.weights = weights.get() + first * kChosen;
@@ -176,7 +185,8 @@ int Main(int argc, char** argv) {
     for (const Row& row : kRows) {
       if (row.bits != bits || (quick && row.rows > 8 && row.rows != 48 && row.rows != 1024))
         continue;
-      if (only_rows != nullptr && row.rows != std::atoi(only_rows)) continue;
+      if ((only_rows != 0 && row.rows != only_rows) || row.rows < min_rows || row.rows > max_rows)
+        continue;
       const bool chunk = row.rows > kMaxMoeSmallRows;
       const int routings = chunk ? 6 : kRoutings;
       double distinct = 0;

@@ -1,0 +1,10 @@
+// The chunk kernel for K = 1.
+#include "kernels/moe/moe_chunk_cuda.cuh"
+
+namespace twinspark::exl3 {
+
+int LaunchMoeChunkK1(const MoeChunkArgs& args, int grid, size_t shared_bytes, void* stream) {
+  return LaunchMoeChunk<1>(args, grid, shared_bytes, stream);
+}
+
+}  // namespace twinspark::exl3

@@ -1,0 +1,10 @@
+// The chunk kernel for K = 4.
+#include "kernels/moe/moe_chunk_cuda.cuh"
+
+namespace twinspark::exl3 {
+
+int LaunchMoeChunkK4(const MoeChunkArgs& args, int grid, size_t shared_bytes, void* stream) {
+  return LaunchMoeChunk<4>(args, grid, shared_bytes, stream);
+}
+
+}  // namespace twinspark::exl3
