@@ -14,13 +14,20 @@
 
 namespace twinspark {
 
-inline constexpr int kCudaInterfaceVersion = 1;
+inline constexpr int kCudaInterfaceVersion = 2;
 
 struct CudaModule {
   int version;  // kCudaInterfaceVersion of the module
 
   // Fills `device` for GPU `index`; code > 0 with the driver's words if there is none.
   CudaStatus (*query_device)(int index, CudaDevice* device);
+
+  // Device memory of the current GPU, zeroed; what it is for is the caller's business.
+  CudaStatus (*allocate)(size_t bytes, void** memory);
+  CudaStatus (*release)(void* memory);
+  // Between host and device in either direction, or on the device: waits for all work queued
+  // before and returns when the bytes are there. For loading and tests, not for a step.
+  CudaStatus (*copy)(void* to, const void* from, size_t bytes);
 
   int (*exl3_segments)(int k, int num_units);
   size_t (*exl3_linear_workspace)(const Exl3LinearCudaParams&, const CudaDevice&, int rows);

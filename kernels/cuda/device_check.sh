@@ -2,14 +2,15 @@
 # Everything that a GPU has to say about the kernels, in one go: builds the checks and benchmarks with
 # the CUDA compiler alone (or uses those in $PREBUILT), runs exactness, invariance and the sanitizer,
 # then the benchmarks, and leaves logs and JSON lines in $OUT.
-#   OUT=DIR [PREBUILT=DIR] [VECTORS=DIR] [ARCH=sm_90] kernels/cuda/device_check.sh [step...]
-# Steps: build check sanitize linear moe counters (default: build check linear moe). VECTORS is the
-# folder of golden EXL3 matrices (manifest.json beside the .bin files).
+#   OUT=DIR [PREBUILT=DIR] [VECTORS=DIR] [TESTS=DIR] [ARCH=sm_90a] kernels/cuda/device_check.sh [step...]
+# Steps: build check siblings sanitize linear moe counters (default: build check linear moe). VECTORS
+# is the folder of golden EXL3 matrices (manifest.json beside the .bin files), TESTS what
+# pack_tests.sh made on a machine with the CPU build.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 out=${OUT:-build/device}
 bin=${PREBUILT:-$out/bin}
-arch=${ARCH:-sm_90}
+arch=${ARCH:-sm_90a}   # a: with the warpgroup instructions of this one architecture
 mkdir -p "$out"
 export PATH=$PATH:/usr/local/cuda/bin
 status=0
@@ -17,18 +18,21 @@ status=0
 build() {
   [[ -n ${PREBUILT:-} ]] && return
   mkdir -p "$bin" "$bin/obj"
-  local flags=(-std=c++20 -O3 "-arch=$arch" -I. -fmad=false -lineinfo)
+  local flags=(-std=c++20 -O3 "-gencode=arch=compute_${arch#sm_},code=$arch" -I. -fmad=false -lineinfo
+    -Xcompiler=-fPIC)
   local sources=(kernels/exl3/*_cuda.cu kernels/moe/*_cuda.cu kernels/cuda/workspace_cuda.cu)
+  local module=kernels/cuda/cuda_module.cu
   local programs=(kernels/cuda/device_check.cu kernels/exl3/exl3_linear_gpu_bench.cu kernels/moe/moe_gpu_bench.cu)
-  printf '%s\n' "${sources[@]}" "${programs[@]}" |
+  printf '%s\n' "${sources[@]}" "${programs[@]}" "$module" |
     xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o '"$bin"'/obj/$(basename {} .cu).o' sh "${flags[@]}" || return 1
   local objects=()
   for s in "${sources[@]}"; do objects+=("$bin/obj/$(basename "$s" .cu).o"); done
   for p in "${programs[@]}"; do
     local name
     name=$(basename "$p" .cu)
-    nvcc "-arch=$arch" "$bin/obj/$name.o" "${objects[@]}" -o "$bin/$name" || return 1
+    nvcc "-gencode=arch=compute_${arch#sm_},code=$arch" "$bin/obj/$name.o" "${objects[@]}" -o "$bin/$name" || return 1
   done
+  nvcc -shared "-gencode=arch=compute_${arch#sm_},code=$arch" "$bin/obj/cuda_module.o" "${objects[@]}" -o "$bin/libtwinspark_cuda.so"
 }
 
 run() {  # name, seconds, command
@@ -52,6 +56,12 @@ for step in "${steps[@]}"; do
     sanitize)
       run memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
       run racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check" --quick
+      ;;
+    siblings)  # against the CPU ops, whose programs were built elsewhere (pack_tests.sh)
+      export TWINSPARK_CUDA_MODULE=$bin/libtwinspark_cuda.so
+      for test in exl3_linear_cuda_test moe_cuda_test; do
+        LD_LIBRARY_PATH=${TESTS:?a folder made by pack_tests.sh}/lib run "$test" 200 "$TESTS/$test"
+      done
       ;;
     linear) run linear 200 "$bin/exl3_linear_gpu_bench" --json="$out/linear.json" ;;
     linear-quick) run linear 120 "$bin/exl3_linear_gpu_bench" --quick --json="$out/linear.json" ;;
