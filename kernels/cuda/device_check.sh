@@ -11,6 +11,7 @@ cd "$(dirname "$0")/../.." || exit
 out=${OUT:-build/device}
 bin=${PREBUILT:-$out/bin}
 arch=${ARCH:-sm_90a}   # a: with the warpgroup instructions of this one architecture
+[[ $arch == sm_90 ]] && arch=sm_90a
 mkdir -p "$out"
 export PATH=$PATH:/usr/local/cuda/bin
 status=0
