@@ -71,7 +71,9 @@ int Run(const Settings& settings) {
   }
   const absl::Status opened = service.Open();
   if (!opened.ok()) {
-    LOG_ERROR << "cannot serve error=\"" << opened.message() << "\"";
+    LOG_ERROR << "cannot serve error=\"" << opened.message()
+              << "\" model_dir=" << options.tables.model_dir
+              << ", which must be the checkpoint's directory";
     return ExitCodeOf(opened);
   }
   const EngramMetrics feeding(metrics, service);

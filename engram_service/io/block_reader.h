@@ -49,6 +49,9 @@ class BlockReader {
   virtual void Release(uint32_t buffer) = 0;
   // Readable while finished reads wait to be reaped; -1 when reads finish inside Flush.
   virtual int event_fd() const { return -1; }
+  // Before sleeping on event_fd(): finished reads ring it from now on, until the next Reap. False:
+  // there are finished reads already.
+  virtual bool ArmEvent() { return true; }
 };
 
 }  // namespace twinspark::engram

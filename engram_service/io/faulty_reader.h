@@ -29,6 +29,7 @@ class FaultyReader : public BlockReader {
   size_t Reap(std::span<BlockDone> out, bool wait) override;
   void Release(uint32_t buffer) override { inner_->Release(buffer); }
   int event_fd() const override { return inner_->event_fd(); }
+  bool ArmEvent() override { return inner_->ArmEvent(); }
 
  private:
   struct State;

@@ -1,6 +1,7 @@
 // The ring starts disabled, so that the thread that enables it (the owner, at its first Submit)
 // becomes the only one that may submit: the kernel then skips locks and runs completions when the
-// owner asks. A completion rings an eventfd for an owner that sleeps.
+// owner asks. A completion rings an eventfd only for an owner that said it would sleep: a busy one
+// looks at the ring itself, and pays neither for the ring of the bell nor for emptying it.
 #include "engram_service/io/uring_reader.h"
 
 #include <cerrno>
@@ -29,6 +30,7 @@ struct UringReader::Impl {
   io_uring ring = {};
   bool ring_made = false;
   bool enabled = false;
+  bool armed = false;  // completions ring event_fd
   bool fixed_buffers = false;
   int event_fd = -1;
   const size_t depth;
@@ -101,6 +103,7 @@ void UringReader::Submit(const BlockRead& read) {
                      nullptr, 0),
              0);
     impl.enabled = true;
+    CHECK_EQ(io_uring_cq_eventfd_toggle(&impl.ring, false), 0);
   }
   const uint32_t buffer = impl.pool.Take();
   impl.tags[buffer] = read.tag;
@@ -124,18 +127,35 @@ void UringReader::Submit(const BlockRead& read) {
 void UringReader::Flush() {
   Impl& impl = *impl_;
   while (impl.unsubmitted > 0) {
-    const int submitted = io_uring_submit(&impl.ring);
+    // One call starts these reads and lets the kernel put finished ones into the ring.
+    const int submitted = io_uring_submit_and_get_events(&impl.ring);
     if (submitted == -EINTR || submitted == -EAGAIN || submitted == -EBUSY) continue;
     CHECK_GE(submitted, 0) << strerror(-submitted);
     impl.unsubmitted -= static_cast<size_t>(submitted);
   }
 }
 
+bool UringReader::ArmEvent() {
+  Impl& impl = *impl_;
+  if (!impl.enabled || impl.in_flight == 0) return true;
+  if (!impl.armed) {
+    impl.armed = true;
+    io_uring_cq_eventfd_toggle(&impl.ring, true);
+  }
+  // Whatever finished before is found by looking once more.
+  io_uring_cqe* cqe = nullptr;
+  return io_uring_peek_cqe(&impl.ring, &cqe) != 0;
+}
+
 size_t UringReader::Reap(std::span<BlockDone> out, bool wait) {
   Impl& impl = *impl_;
   if (!impl.enabled) return 0;
-  uint64_t ignored;
-  while (read(impl.event_fd, &ignored, sizeof(ignored)) > 0) {
+  if (impl.armed) {
+    impl.armed = false;
+    io_uring_cq_eventfd_toggle(&impl.ring, false);
+    uint64_t ignored;
+    while (read(impl.event_fd, &ignored, sizeof(ignored)) > 0) {
+    }
   }
   io_uring_cqe* cqe = nullptr;
   if (wait) {

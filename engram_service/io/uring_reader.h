@@ -32,6 +32,7 @@ class UringReader : public BlockReader {
   size_t Reap(std::span<BlockDone> out, bool wait) override;
   void Release(uint32_t buffer) override;
   int event_fd() const override;
+  bool ArmEvent() override;
 
  private:
   struct Impl;

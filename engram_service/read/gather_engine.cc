@@ -23,6 +23,7 @@ constexpr uint32_t kStarted = UINT32_MAX - 1;
 constexpr uint32_t kWindowsOfChunk = 64;  // from here on, hashing overlaps with reading
 constexpr std::array<int64_t, 3> kRetryDelayNs = {1'000'000, 5'000'000, 20'000'000};
 constexpr size_t kWindowsPerTurn = 4;
+constexpr size_t kReadsPerTurn = 4;  // some 5 us of copying and checking
 
 uint64_t BlockKey(int layer_idx, uint32_t file_idx, uint64_t block_idx) {
   return (static_cast<uint64_t>(layer_idx) << 56) | (uint64_t{file_idx} << 44) | block_idx;
@@ -339,18 +340,24 @@ bool GatherEngine::Poll(bool wait) {
     progress = true;
   }
   SubmitQueued();
-  if (reader_.in_flight() == 0) return progress;
+  if (reads_left() == 0) return progress;
   std::array<BlockDone, kReapMax> done;
-  const size_t count = reader_.Reap(done, wait);
-  for (size_t i = 0; i < count; ++i)
+  const size_t count =
+      reader_.Reap(std::span(done).first(kReapMax - finished_.size()), wait && finished_.empty());
+  for (size_t i = 0; i < count; ++i) {
     NoteFinished(done[i]);
+    finished_.push_back(done[i]);
+  }
   // The drive gets its next reads before these are looked at.
   if (count > 0) SubmitQueued();
-  for (size_t i = 0; i < count; ++i) {
-    Complete(done[i]);
-    reader_.Release(done[i].buffer);
+  for (size_t i = 0; i < kReadsPerTurn && !finished_.empty(); ++i) {
+    const BlockDone block = finished_.front();
+    finished_.pop_front();
+    Complete(block);
+    reader_.Release(block.buffer);
+    progress = true;
   }
-  return progress || count > 0;
+  return progress;
 }
 
 void GatherEngine::NoteFinished(const BlockDone& done) {

@@ -138,7 +138,7 @@ void RowServer::Run() {
   }
   RemoveDropped();
   // Reads that are on their way write into the reader's buffers: let them finish.
-  while (reader_->in_flight() > 0)
+  while (engine_->reads_left() > 0)
     engine_->Poll(/*wait=*/true);
   TakePosted();
   PublishStats();
@@ -169,7 +169,7 @@ void RowServer::Sleep() {
     return pending;
   };
   int timeout_ms = kMaxSleepMs;
-  if (set_sleeping(true)) timeout_ms = 0;
+  if (set_sleeping(true) || !reader_->ArmEvent()) timeout_ms = 0;
   const int64_t next = engine_->NextEventNs();
   if (next != INT64_MAX) {
     const int64_t wait_ms = (next - MonotonicNs()) / 1'000'000 + 1;

@@ -4,12 +4,10 @@
 #include "engram_service/store/row_table_writer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -28,6 +26,7 @@
 #include "common/status_macros.h"
 #include "engram_service/store/crc32c.h"
 #include "engram_service/store/pack_journal.h"
+#include "engram_service/store/pack_pipeline.h"
 #include "engram_service/store/packed_table.h"
 #include "engram_service/store/row_range_reader.h"
 
@@ -37,8 +36,7 @@ namespace {
 constexpr size_t kExtentBytes = size_t{kPagesPerExtent} * kPageBytes;
 constexpr size_t kResumeRehash = 16;  // journalled extents that are hashed again before going on
 constexpr int kReadAttempts = 3;
-constexpr size_t kBuilders = 2;  // hashing is what costs
-constexpr size_t kPipelineSlots = kBuilders + 3;
+constexpr size_t kVerifiers = 2;  // one hashes while the other reads
 constexpr size_t kMaxJournalBytes = size_t{64} << 20;
 
 using Clock = std::chrono::steady_clock;
@@ -46,42 +44,6 @@ using Clock = std::chrono::steady_clock;
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-// One extent on its way through the three threads.
-struct ExtentWork {
-  uint64_t extent = 0;
-  std::vector<uint8_t> weights;  // rows of all its pages, in order
-  std::vector<uint8_t> scales;
-  AlignedBuffer pages;
-  size_t page_bytes = 0;
-  ExtentEntry entry{};
-  uint32_t largest_scale = 0;
-  absl::Status status;
-};
-
-// Bounded by the number of ExtentWork objects that exist. A null entry ends the line.
-class Line {
- public:
-  void Push(std::unique_ptr<ExtentWork> work) {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(work));
-    }
-    changed_.notify_one();
-  }
-  std::unique_ptr<ExtentWork> Pop() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !queue_.empty(); });
-    auto work = std::move(queue_.front());
-    queue_.pop_front();
-    return work;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::unique_ptr<ExtentWork>> queue_;
-};
 
 // The part of a header that has to be equal for two runs to be about the same file.
 PackedHeader PlanOf(PackedHeader header) {
@@ -128,9 +90,13 @@ class Packer {
   absl::StatusOr<bool> Resume();
   absl::Status PackExtents(const std::vector<uint64_t>& extents);
   absl::Status ReadExtent(ExtentWork& work, AlignedBuffer& buffer) const;
-  void BuildExtent(ExtentWork& work) const;
-  absl::Status WriteExtent(const ExtentWork& work);
+  absl::Status BuildExtent(ExtentWork& work) const;
+  absl::Status InvalidRow(uint64_t page_idx,
+                          std::span<const uint8_t> weights,
+                          std::span<const uint8_t> scales) const;
+  absl::Status BuildAndWrite(ExtentWork& work);
   absl::Status FlushJournal();
+  absl::StatusOr<bool> ReadsBack(uint64_t extent, AlignedBuffer& buffer);
   absl::Status VerifyExtents(const std::vector<uint64_t>& extents, std::vector<uint64_t>& bad);
   absl::Status CompareWithSource();
   absl::Status CompareExtent(uint64_t extent, AlignedBuffer& buffer);
@@ -308,16 +274,6 @@ absl::Status Packer::ReadExtent(ExtentWork& work, AlignedBuffer& buffer) const {
       if (status.ok()) break;
     }
     RETURN_IF_ERROR(status);
-    if (HasInvalidCode(weights, scales)) {
-      uint64_t i = 0;
-      while (
-          !HasInvalidCode(weights.subspan(i * width, width), scales.subspan(i * groups, groups))) {
-        ++i;
-      }
-      return absl::DataLossError(absl::StrCat(source_.path(), ": row ",
-                                              segment.global_row_lo + first + i,
-                                              " has a NaN code or scale 255"));
-    }
     rows += count;
     page = end;
   }
@@ -326,34 +282,55 @@ absl::Status Packer::ReadExtent(ExtentWork& work, AlignedBuffer& buffer) const {
   return absl::OkStatus();
 }
 
-void Packer::BuildExtent(ExtentWork& work) const {
+// Page by page, so that a page is checked, laid out and hashed while it is in the first cache.
+absl::Status Packer::BuildExtent(ExtentWork& work) const {
   const uint32_t width = layout_.header.row_weight_bytes;
   const uint32_t groups = layout_.header.row_scale_bytes;
   const uint32_t count = layout_.ExtentPages(work.extent);
   work.page_bytes = size_t{count} * kPageBytes;
   const auto out = work.pages.Get(kExtentBytes).first(work.page_bytes);
+  Sha256 hash;
+  uint32_t crc = 0;
   size_t row = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint64_t page = work.extent * kPagesPerExtent + i;
-    const uint32_t rows = RowsOfPage(layout_, page).count;
-    BuildPage(layout_, page,
-              std::span<const uint8_t>(work.weights).subspan(row * width, size_t{rows} * width),
-              std::span<const uint8_t>(work.scales).subspan(row * groups, size_t{rows} * groups),
-              out.subspan(size_t{i} * kPageBytes, kPageBytes));
-    row += rows;
+    const uint64_t page_idx = work.extent * kPagesPerExtent + i;
+    const PageRows rows = RowsOfPage(layout_, page_idx);
+    const auto weights =
+        std::span<const uint8_t>(work.weights).subspan(row * width, size_t{rows.count} * width);
+    const auto scales =
+        std::span<const uint8_t>(work.scales).subspan(row * groups, size_t{rows.count} * groups);
+    if (HasInvalidCode(weights, scales)) return InvalidRow(page_idx, weights, scales);
+    const auto page = out.subspan(size_t{i} * kPageBytes, kPageBytes);
+    BuildPage(layout_, page_idx, weights, scales, page);
+    crc = Crc32c(page, crc);
+    hash.Update(page);
+    row += rows.count;
   }
-  work.entry = {Crc32c(out), count, Sha256Of(out)};
+  work.entry = {crc, count, hash.Finish()};
   work.largest_scale = *std::max_element(work.scales.begin(), work.scales.end());
+  return absl::OkStatus();
 }
 
-absl::Status Packer::WriteExtent(const ExtentWork& work) {
-  const auto pages =
-      const_cast<AlignedBuffer&>(work.pages).Get(kExtentBytes).first(work.page_bytes);
-  RETURN_IF_ERROR(files_.Write(partial_.get(), ExtentOffset(work.extent), pages, partial_path_));
-  entries_[work.extent] = work.entry;
-  result_.packed_bytes += work.page_bytes;
-  result_.largest_scale = std::max(result_.largest_scale, work.largest_scale);
-  return absl::OkStatus();
+absl::Status Packer::InvalidRow(uint64_t page_idx,
+                                std::span<const uint8_t> weights,
+                                std::span<const uint8_t> scales) const {
+  const uint32_t width = layout_.header.row_weight_bytes;
+  const uint32_t groups = layout_.header.row_scale_bytes;
+  const PackedSegment& segment = layout_.SegmentOfPage(page_idx);
+  uint64_t row = segment.global_row_lo + (page_idx - segment.first_page) * kRowsPerPage;
+  for (size_t i = 0;
+       !HasInvalidCode(weights.subspan(i * width, width), scales.subspan(i * groups, groups));
+       ++i) {
+    ++row;
+  }
+  return absl::DataLossError(
+      absl::StrCat(source_.path(), ": row ", row, " has a NaN code or scale 255"));
+}
+
+absl::Status Packer::BuildAndWrite(ExtentWork& work) {
+  RETURN_IF_ERROR(BuildExtent(work));
+  const auto pages = work.pages.Get(kExtentBytes).first(work.page_bytes);
+  return files_.Write(partial_.get(), ExtentOffset(work.extent), pages, partial_path_);
 }
 
 // Data first, then the records that speak for it.
@@ -377,56 +354,21 @@ absl::Status Packer::FlushJournal() {
 }
 
 absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
-  Line free;
-  Line read;
-  Line built;
-  for (size_t i = 0; i < kPipelineSlots; ++i)
-    free.Push(std::make_unique<ExtentWork>());
-  // A null entry tells the next in line that nothing comes any more: one per builder.
-  std::thread reader([&] {
-    AlignedBuffer buffer;
-    for (const uint64_t extent : extents) {
-      auto work = free.Pop();
-      if (work == nullptr) break;
-      work->extent = extent;
-      work->status = ReadExtent(*work, buffer);
-      const bool ok = work->status.ok();
-      read.Push(std::move(work));
-      if (!ok) break;
-    }
-    for (size_t i = 0; i < kBuilders; ++i)
-      read.Push(nullptr);
-  });
-  std::vector<std::thread> builders;
-  for (size_t i = 0; i < kBuilders; ++i) {
-    builders.emplace_back([&] {
-      while (auto work = read.Pop()) {
-        if (work->status.ok()) BuildExtent(*work);
-        built.Push(std::move(work));
-      }
-      built.Push(nullptr);
-    });
-  }
   const auto begin = Clock::now();
-  absl::Status status;
   uint64_t bytes = 0;
   size_t since_sync = 0;
-  for (size_t ended = 0; ended < kBuilders;) {
-    auto work = built.Pop();
-    if (work == nullptr) {
-      ++ended;
-      continue;
-    }
-    if (status.ok()) status = work->status;
-    if (status.ok()) status = WriteExtent(*work);
-    if (status.ok() && ++since_sync == options_.extents_per_sync) {
-      status = FlushJournal();
+  PackSteps steps;
+  steps.read = [this](ExtentWork& work, AlignedBuffer& buffer) { return ReadExtent(work, buffer); };
+  steps.build_and_write = [this](ExtentWork& work) { return BuildAndWrite(work); };
+  steps.note = [&](const ExtentWork& work) -> absl::Status {
+    entries_[work.extent] = work.entry;
+    result_.packed_bytes += work.page_bytes;
+    result_.largest_scale = std::max(result_.largest_scale, work.largest_scale);
+    bytes += work.page_bytes;
+    if (++since_sync == options_.extents_per_sync) {
+      RETURN_IF_ERROR(FlushJournal());
       since_sync = 0;
     }
-    bytes += work->page_bytes;
-    // After an error the reader is told to stop with its next place.
-    free.Push(status.ok() ? std::move(work) : nullptr);
-    if (!status.ok()) continue;
     Report("pack", bytes, extents.size() * kExtentBytes);
     if (options_.bytes_per_second > 0) {
       const double due =
@@ -434,32 +376,49 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
       const double ahead = due - SecondsSince(begin);
       if (ahead > 0) std::this_thread::sleep_for(std::chrono::duration<double>(ahead));
     }
-  }
-  reader.join();
-  for (std::thread& builder : builders)
-    builder.join();
-  RETURN_IF_ERROR(status);
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(RunPackSteps(extents, steps));
   return FlushJournal();
+}
+
+absl::StatusOr<bool> Packer::ReadsBack(uint64_t extent, AlignedBuffer& buffer) {
+  const auto pages = buffer.Get(kExtentBytes).first(ExtentBytes(extent));
+  RETURN_IF_ERROR(files_.Read(partial_.get(), ExtentOffset(extent), pages, partial_path_));
+  Sha256 hash;
+  for (uint32_t i = 0; i < layout_.ExtentPages(extent); ++i) {
+    const auto page = pages.subspan(size_t{i} * kPageBytes, kPageBytes);
+    if (!CheckPage(layout_, extent * kPagesPerExtent + i, page).ok()) return false;
+    hash.Update(page);
+  }
+  return hash.Finish() == entries_[extent]->digest;
 }
 
 absl::Status Packer::VerifyExtents(const std::vector<uint64_t>& extents,
                                    std::vector<uint64_t>& bad) {
-  AlignedBuffer buffer;
+  std::mutex mutex;
+  absl::Status status;
   uint64_t done = 0;
-  for (const uint64_t extent : extents) {
-    const auto pages = buffer.Get(kExtentBytes).first(ExtentBytes(extent));
-    RETURN_IF_ERROR(files_.Read(partial_.get(), ExtentOffset(extent), pages, partial_path_));
-    bool good = Sha256Of(pages) == entries_[extent]->digest;
-    for (uint32_t i = 0; good && i < layout_.ExtentPages(extent); ++i) {
-      good = CheckPage(layout_, extent * kPagesPerExtent + i,
-                       pages.subspan(size_t{i} * kPageBytes, kPageBytes))
-                 .ok();
+  std::atomic<size_t> next{0};
+  const auto verify = [&] {
+    AlignedBuffer buffer;
+    for (size_t i = next++; i < extents.size(); i = next++) {
+      const absl::StatusOr<bool> good = ReadsBack(extents[i], buffer);
+      const std::lock_guard lock(mutex);
+      status.Update(good.status());
+      if (!status.ok()) return;
+      if (!*good) bad.push_back(extents[i]);
+      done += ExtentBytes(extents[i]);
+      Report("verify", done, extents.size() * kExtentBytes);
     }
-    if (!good) bad.push_back(extent);
-    done += pages.size();
-    Report("verify", done, extents.size() * kExtentBytes);
-  }
-  return absl::OkStatus();
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kVerifiers; ++i)
+    threads.emplace_back(verify);
+  for (std::thread& thread : threads)
+    thread.join();
+  std::sort(bad.begin(), bad.end());
+  return status;
 }
 
 absl::Status Packer::CompareRow(const TableFile& file, uint64_t page, uint32_t slot) {
@@ -487,7 +446,7 @@ absl::Status Packer::CompareExtent(uint64_t extent, AlignedBuffer& buffer) {
   ExtentWork work;
   work.extent = extent;
   RETURN_IF_ERROR(ReadExtent(work, buffer));
-  BuildExtent(work);
+  RETURN_IF_ERROR(BuildExtent(work));
   result_.rows_compared += work.weights.size() / layout_.header.row_weight_bytes;
   if (work.entry.digest == entries_[extent]->digest) return absl::OkStatus();
   return absl::DataLossError(

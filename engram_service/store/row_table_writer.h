@@ -1,8 +1,8 @@
 // The packer: writes one EGPACK01 file from a table of any format so that a crash at any byte
 // leaves either no final file or a whole one. Rows are read, laid out and written in extents of 16
-// MiB by three threads; a journal remembers what is durable, so that a second run goes on where the
-// first one ended; nothing gets the final name before every page was read back and compared. Spec:
-// engram.md 3.4. Caller: pack_rows.
+// MiB by a line of threads; a journal remembers what is durable, so that a second run goes on where
+// the first one ended; nothing gets the final name before every page was read back and compared.
+// Spec: engram.md 3.4. Caller: pack_rows.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct PackOptions {
   uint64_t bytes_per_second = 0;  // 0 = as fast as it goes
   size_t extents_per_sync = 16;   // at most this much is packed again after a crash
   uint64_t created_unix = 0;
-  std::function<void(const PackProgress&)> progress;
+  std::function<void(const PackProgress&)> progress;  // one call at a time, any thread
 };
 
 struct PackResult {

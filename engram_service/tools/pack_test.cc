@@ -1,6 +1,7 @@
 // Packing end to end on synthetic tables: every row of native, EGPACK01 and DSV41EN1 is the same;
 // the packer killed at any of its disk operations, a full disk and read errors end in a file that
 // resumes or in a refusal, never in a wrong row; one flipped bit in any structure is caught.
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -270,7 +271,7 @@ class KillingFiles : public PackFiles {
   void Step() {
     if (--left_ == 0) kill(getpid(), SIGKILL);
   }
-  int64_t left_;
+  std::atomic<int64_t> left_;  // the packer writes from several threads
   const bool torn_;
 };
 
@@ -358,7 +359,7 @@ class FailingFiles : public PackFiles {
 
  private:
   bool Fails() { return --left_ == 0; }
-  int64_t left_;
+  std::atomic<int64_t> left_;
   const absl::Status error_;
 };
 

@@ -4,6 +4,9 @@
 //
 //   engram_bench --dir MODEL --packed DIR [--depth 32] [--seconds 3] [--fio 1]
 //   engram_bench --smoke      a tiny table of its own, everything once
+//
+// Ends with one line per bound of the row service, and exit code 1 when one is missed (not with
+// --smoke). tests/engram/row_bench.sh makes tables, packs them and runs this.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -68,6 +71,17 @@ struct Options {
   bool smoke = false;
 };
 
+// What the row service has to reach, as measured in this run.
+struct Bound {
+  std::string what;
+  double value = 0;
+  bool at_least = true;
+  double limit = 0;
+
+  bool met() const { return at_least ? value >= limit : value <= limit; }
+};
+using Bounds = std::vector<Bound>;
+
 std::vector<int> Fds(const TableSet& tables) {
   std::vector<int> fds;
   for (int i = 0; i < tables.num_layers(); ++i) {
@@ -118,16 +132,21 @@ Rate RandomReads(const TableSet& tables, const Options& options, SeededRng& rng)
   return {static_cast<double>(finished) / seconds, cpu / static_cast<double>(finished)};
 }
 
-// fio's figure for the same file, depth and kind of read; 0 when fio is not installed.
-double FioReads(const TableSet& tables, const Options& options) {
+struct FioFigures {
+  double per_second = 0;
+  double p50_us = 0;
+};
+
+// fio's figures for the same file, depth and kind of read; zeros when fio is not installed.
+FioFigures FioReads(const TableSet& tables, size_t depth, double seconds) {
   char command[1024];
   snprintf(command, sizeof(command),
            "fio --name=rows --filename=%s --readonly --rw=randread --bs=4k --direct=1 "
            "--ioengine=io_uring --fixedbufs --registerfiles --iodepth=%zu --time_based "
            "--runtime=%.0f --norandommap --output-format=json 2>/dev/null",
-           tables.table(0).path().c_str(), options.depth, std::max(1.0, options.seconds));
+           tables.table(0).path().c_str(), depth, std::max(1.0, seconds));
   FILE* pipe = popen(command, "r");
-  if (pipe == nullptr) return 0;
+  if (pipe == nullptr) return {};
   std::string text;
   char buffer[4096];
   size_t n;
@@ -136,10 +155,12 @@ double FioReads(const TableSet& tables, const Options& options) {
   pclose(pipe);
   boost::system::error_code error;
   const size_t start = text.find('{');
-  if (start == std::string::npos) return 0;
+  if (start == std::string::npos) return {};
   const boost::json::value value = boost::json::parse(text.substr(start), error);
-  if (error) return 0;
-  return value.at("jobs").at(0).at("read").at("iops").to_number<double>();
+  if (error) return {};
+  const boost::json::value& read = value.at("jobs").at(0).at("read");
+  return {read.at("iops").to_number<double>(),
+          read.at("clat_ns").at("percentile").at("50.000000").to_number<double>() / 1000};
 }
 
 std::vector<int32_t> RandomIds(const TableSet& tables, SeededRng& rng, size_t count) {
@@ -217,7 +238,7 @@ std::pair<double, double> RawBatch(const TableSet& tables,
   return {Quantile(batches, 0.5), Quantile(singles, 0.5)};
 }
 
-void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng) {
+void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
   const size_t tokens = options.smoke ? 64 : 2048;
   std::vector<double> ours;
   std::vector<double> fio;
@@ -230,7 +251,9 @@ void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng) 
     const Rate rate = RandomReads(tables, options, rng);
     ours.push_back(rate.per_second);
     our_cpu.push_back(rate.cpu_micros);
-    if (options.fio) fio.push_back(FioReads(tables, options));
+    if (options.fio) {
+      fio.push_back(FioReads(tables, options.depth, options.seconds).per_second);
+    }
     // Distinct blocks of prefill chunks.
     const auto reader = Reader(tables, options.depth);
     GatherEngine engine(tables, *reader);
@@ -253,9 +276,14 @@ void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng) 
       "of fio\n",
       tokens, Quantile(chunks, 0.5), Quantile(chunk_cpu, 0.5), Quantile(chunks, 0.5) / reads,
       reference > 0 ? Quantile(chunks, 0.5) / reference : 0.0);
+  if (reference > 0) {
+    bounds.push_back({"random reads per second, of fio's", reads / reference, true, 0.95});
+  }
+  bounds.push_back(
+      {"distinct rows of chunks, of our random reads", Quantile(chunks, 0.5) / reads, true, 0.95});
 }
 
-void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng) {
+void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
   const int rounds = options.smoke ? 5 : 2000;
   const size_t rows = tables.columns().size() * static_cast<size_t>(tables.num_layers());
   const auto reader = Reader(tables, std::max<size_t>(options.depth, rows));
@@ -274,6 +302,11 @@ void BenchDecode(const TableSet& tables, const Options& options, SeededRng& rng)
       "decode gather of 1 token, %zu rows: p50 %.0f us, p99 %.0f us; %zu raw reads at once: last "
       "one p50 %.0f us, any one p50 %.0f us; ratio %.2f of the last\n",
       rows, p50, Quantile(gathers, 0.99), rows, batch, single, p50 / batch);
+  if (options.fio) {
+    printf("fio's read at depth %zu: p50 %.0f us\n", rows,
+           FioReads(tables, rows, options.seconds).p50_us);
+  }
+  bounds.push_back({"decode gather p50, of the raw reads at once", p50 / batch, false, 1.3});
 }
 
 std::unique_ptr<RowCache> Cache(const TableSet& tables, const Options& options) {
@@ -288,7 +321,7 @@ std::unique_ptr<RowCache> Cache(const TableSet& tables, const Options& options) 
   return *std::move(cache);
 }
 
-void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) {
+void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
   const size_t tokens = options.smoke ? 64 : 2048;
   const auto cache = Cache(tables, options);
   const auto reader = Reader(tables, options.depth);
@@ -306,10 +339,11 @@ void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng) 
   }
   printf("rows from the cache: %.1f M rows/s/core (%llu reads meanwhile)\n", Quantile(rates, 0.5),
          static_cast<unsigned long long>(engine.stats().reads - reads));
+  bounds.push_back({"rows from the cache, M/s/core", Quantile(rates, 0.5), true, 2});
 }
 
 // The same decode gather through shared memory and the reactor, rows in the cache in both cases.
-void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
+void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
   const int rounds = options.smoke ? 5 : 20000;
   const std::vector<int32_t> ids = RandomIds(tables, rng, 1);
   InlineReader reader(64);
@@ -351,6 +385,8 @@ void BenchRing(const TableSet& tables, const Options& options, SeededRng& rng) {
       "%.1f), overhead %.1f us\n",
       Quantile(library, 0.5), Quantile(ring, 0.5), Quantile(ring, 0.99),
       Quantile(ring, 0.5) - Quantile(library, 0.5));
+  bounds.push_back({"the service over the library per decode gather, us",
+                    Quantile(ring, 0.5) - Quantile(library, 0.5), false, 60});
 }
 
 // A packed table of a few MiB in a temporary directory.
@@ -370,6 +406,7 @@ absl::Status MakeTinyTable(const std::string& dir) {
 }
 
 int Run(Options options) {
+  Bounds bounds;
   std::string temporary;
   if (options.smoke) {
     temporary = (std::filesystem::temp_directory_path() / "engram_bench_XXXXXX").string();
@@ -390,13 +427,19 @@ int Run(Options options) {
     printf("tier %s, %.2f GiB a file, reader %s\n", std::string((*tables)->tier()).c_str(),
            static_cast<double>((*tables)->table(0).file(0).bytes) / (1 << 30),
            Reader(**tables, options.depth)->name().c_str());
-    BenchReads(**tables, options, rng);
-    BenchDecode(**tables, options, rng);
-    BenchCache(**tables, options, rng);
-    BenchRing(**tables, options, rng);
+    BenchReads(**tables, options, rng, bounds);
+    BenchDecode(**tables, options, rng, bounds);
+    BenchCache(**tables, options, rng, bounds);
+    BenchRing(**tables, options, rng, bounds);
   }
   if (!temporary.empty()) std::filesystem::remove_all(temporary);
-  return 0;
+  bool all = true;
+  for (const Bound& bound : bounds) {
+    printf("%s: %.2f, wanted %s %.2f: %s\n", bound.what.c_str(), bound.value,
+           bound.at_least ? ">=" : "<=", bound.limit, bound.met() ? "yes" : "NO");
+    all = all && bound.met();
+  }
+  return all || options.smoke ? 0 : 1;
 }
 
 }  // namespace

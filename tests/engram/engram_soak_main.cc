@@ -242,6 +242,10 @@ int Run(double seconds, int parallel, uint64_t seed) {
   const size_t fds_before = OpenDescriptors(service);
   const uint64_t kib_before = ResidentKib(service);
   Churn(**tables, socket, seconds, parallel, rng, counts);
+  // Every client is gone; a busy machine may need a while to let the service see it.
+  const auto give_up = Clock::now() + std::chrono::seconds(30);
+  while (OpenDescriptors(service) > fds_before && Clock::now() < give_up)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   const size_t fds_after = OpenDescriptors(service);
   const uint64_t kib_after = ResidentKib(service);
