@@ -1,5 +1,8 @@
 // Dequantisation of looked-up rows and the gate, at the demo's and the released model's shapes. The
-// bound is the bytes read and written, at streaming speed.
+// bound is the larger of the bytes read and written at streaming speed and the vector operations:
+// ten to decode a vector of codes, and per stream value two pairs of conversions, five products and
+// a store.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -34,11 +37,12 @@ void RunCase(const BenchFlags& flags, const Case& c) {
   Arena arena(size_t{1} << 12);
   const Launch launch{.pool = &pool, .arena = &arena};
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : kv.size() * 4);
-  const auto report = [&](const std::string& op, double seconds, double bytes) {
+  const auto report = [&](const std::string& op, double seconds, double bytes, double ops) {
     PrintBenchLine(
         flags, op + " m=" + std::to_string(c.rows), seconds,
         {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
-        bytes / rates.read_bytes_per_s / flags.threads / seconds);
+        std::max(bytes / rates.read_bytes_per_s, ops / rates.simple_lanes_per_s) / flags.threads /
+            seconds);
   };
   const ThreadPool::Step step(pool);
   const EngramDequantizeParams dequantize = {
@@ -49,7 +53,8 @@ void RunCase(const BenchFlags& flags, const Case& c) {
       .out = MakeView(e.data(), c.rows, c.columns)};
   report("engram_dequantize n=" + std::to_string(c.columns),
          MedianSeconds(flags, [&] { EngramDequantizeCpu(dequantize, launch); }),
-         static_cast<double>(codes.size()) * 3 + static_cast<double>(scales.size()));
+         static_cast<double>(codes.size()) * 3 + static_cast<double>(scales.size()),
+         static_cast<double>(codes.size()) * (10 + kBf16StoreOps));
   const TensorView s = MakeView(streams.data(), c.rows, kStreams * c.d);
   const EngramGateParams gate = {.streams = s,
                                  .kv = MakeView(kv.data(), c.rows, (kStreams + 1) * c.d),
@@ -59,7 +64,8 @@ void RunCase(const BenchFlags& flags, const Case& c) {
   report("engram_gate d=" + std::to_string(c.d),
          MedianSeconds(flags, [&] { EngramGateCpu(gate, launch); }),
          static_cast<double>(2 * streams.size() + kv.size()) * 2 +
-             static_cast<double>(weight.size()) * 4);
+             static_cast<double>(weight.size()) * 4,
+         static_cast<double>(streams.size()) * (4 * kBf16LoadOps + 5 + kBf16StoreOps));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Speed of the dense linear (bf16 and f32 weights): GB/s of weights and multiply-adds per second,
-// and the share of its bound, the larger of streaming the weights once and the multiply-adds.
+// and the share of its bound, the larger of streaming the weights once and the vector operations: a
+// multiply-add per row, and two per vector of bf16 weights, which are widened once.
 #include "kernels/gemm/linear.h"
 
 #include <algorithm>
@@ -44,8 +45,10 @@ void RunCase(const BenchFlags& flags, DenseFormat format, int64_t out, int64_t i
   const double seconds = MedianSeconds(flags, [&] { LinearCpu(params, launch); });
   const double bytes = static_cast<double>(w.bytes());
   const double fmas = static_cast<double>(out * in * m);
-  const double bound =
-      std::max(bytes / rates.read_bytes_per_s, fmas / rates.fma_lanes_per_s) / flags.threads;
+  const double ops =
+      fmas / rates.fma_lanes_per_s +
+      (is_f32 ? 0.0 : kBf16LoadOps * static_cast<double>(out * in)) / rates.simple_lanes_per_s;
+  const double bound = std::max(bytes / rates.read_bytes_per_s, ops) / flags.threads;
   PrintBenchLine(flags,
                  std::string("linear ") + (is_f32 ? "f32 " : "bf16 ") + std::to_string(out) + "x" +
                      std::to_string(in) + " m=" + std::to_string(m),

@@ -1,5 +1,6 @@
-// The three stream ops at the demo's and the released model's widths. Bounds: multiply-adds for the
-// mixes, bytes of the streams for the others.
+// The three stream ops at the demo's and the released model's widths. Bounds: the larger
+// of the bytes at streaming speed and the vector operations: for the mixes their multiply-adds, for
+// the others mostly conversions of bf16 (a value of x meets four streams in, or four in and out).
 #include "kernels/hyper_connection/hyper_connection.h"
 
 #include <string>
@@ -33,8 +34,10 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
   const TensorView x_view = MakeView(x.data(), rows, d);
   const double stream_bytes = static_cast<double>(rows * kStreams * d) * 2;
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : fn.size() * sizeof(float));
-  const auto report = [&](const char* op, double seconds, double bytes, double fma) {
-    const double bound = std::max(bytes / rates.read_bytes_per_s, fma / rates.fma_lanes_per_s);
+  const auto report = [&](const char* op, double seconds, double bytes, double fma, double ops) {
+    const double work = fma / rates.fma_lanes_per_s +
+                        ops * static_cast<double>(rows * d) / rates.simple_lanes_per_s;
+    const double bound = std::max(bytes / rates.read_bytes_per_s, work);
     PrintBenchLine(
         flags, std::string(op) + " m=" + std::to_string(rows) + " d=" + std::to_string(d), seconds,
         {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(rows) * 1e6}},
@@ -58,7 +61,7 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                         launch);
              }),
          stream_bytes + static_cast<double>(fn.size()) * 4,
-         static_cast<double>(rows * kMixes * kStreams * d));
+         static_cast<double>(rows * kMixes * kStreams * d), 0);
   report("collapse_norm",
          MedianSeconds(flags,
                        [&] {
@@ -70,7 +73,7 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                               .out = x_view},
                              launch);
                        }),
-         stream_bytes * 1.25, 0);
+         stream_bytes * 1.25, 0, kStreams * (kBf16LoadOps + 1) + kBf16StoreOps + 3 + kBf16StoreOps);
   report("hc_post",
          MedianSeconds(
              flags,
@@ -79,7 +82,8 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                    {.y = x_view, .streams = s, .post = post_view, .comb = comb_view, .out = s},
                    launch);
              }),
-         stream_bytes * 2.25, static_cast<double>(rows * kStreams * (kStreams + 1) * d));
+         stream_bytes * 2.25, static_cast<double>(rows * kStreams * (kStreams + 1) * d),
+         (1 + kStreams) * kBf16LoadOps + kStreams * kBf16StoreOps);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // RMSNorm, embedding and addition at the demo's and the released model's widths. The bound is the
-// bytes read and written, at streaming speed.
+// larger of the bytes read and written at streaming speed and the vector operations, most of which
+// are conversions.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,11 +33,12 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
   const Launch launch{.pool = &pool, .arena = &arena};
   const double values = static_cast<double>(rows * d);
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : a.size() * 10);
-  const auto report = [&](const char* op, double seconds, double bytes) {
+  const auto report = [&](const char* op, double seconds, double bytes, double ops) {
     PrintBenchLine(
         flags, std::string(op) + " m=" + std::to_string(rows) + " d=" + std::to_string(d), seconds,
         {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(rows) * 1e6}},
-        bytes / rates.read_bytes_per_s / flags.threads / seconds);
+        std::max(bytes / rates.read_bytes_per_s, ops * values / rates.simple_lanes_per_s) /
+            flags.threads / seconds);
   };
   const ThreadPool::Step step(pool);
   const RmsNormParams norm = {.x = MakeView(x.data(), rows, d),
@@ -43,17 +46,18 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                               .eps = 1e-20f,
                               .out = MakeView(out.data(), rows, d)};
   report("rms_norm", MedianSeconds(flags, [&] { RmsNormCpu(norm, launch); }),
-         values * 4 + static_cast<double>(d) * 4);
+         values * 4 + static_cast<double>(d) * 4, 2 * kBf16LoadOps + 3 + kBf16StoreOps);
   const EmbedParams embed = {.table = MakeView(table.data(), kVocab, d),
                              .ids = ids.data(),
                              .num_copies = static_cast<int>(kStreams),
                              .out = MakeView(streams.data(), rows, kStreams * d)};
   report("embed x 4", MedianSeconds(flags, [&] { EmbedCpu(embed, launch); }),
-         values * 2 * (1 + kStreams));
+         values * 2 * (1 + kStreams), 0);
   const AddParams add = {.a = MakeView(a.data(), rows, d),
                          .b = MakeView(b.data(), rows, d),
                          .out = MakeView(out.data(), rows, d)};
-  report("add f32 + f32 -> bf16", MedianSeconds(flags, [&] { AddCpu(add, launch); }), values * 10);
+  report("add f32 + f32 -> bf16", MedianSeconds(flags, [&] { AddCpu(add, launch); }), values * 10,
+         1 + kBf16StoreOps);
 }
 
 }  // namespace

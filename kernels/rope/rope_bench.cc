@@ -1,9 +1,10 @@
 // The table of a step and the rotation of queries and latents (512 channels a head, 64 of them
-// rotated, in place as the model does it). Bounds: bytes of what is rotated, read and written; for
-// the table one multiply-add per output, which cosf and sinf cannot come near: its figure is the
-// time per value.
+// rotated, in place as the model does it). Bounds: the larger of the bytes of what is rotated and
+// the vector operations; for the table one multiply-add per output, which cosf and sinf cannot come
+// near: its figure is the time per value.
 #include "kernels/rope/rope.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -53,11 +54,14 @@ void RunCase(const BenchFlags& flags, const Case& c) {
              .out = view},
             launch);
   });
-  const double bytes = static_cast<double>(c.rows * c.rope_dim) * (c.num_heads * 4.0 + 4.0);
+  const double bytes = angles * (c.num_heads * 4.0 + 4.0);
+  // A vector of outputs: half of two products, a sum, a sign and two shuffles each way.
+  const double ops = angles * c.num_heads * (kBf16LoadOps + 6.5 + kBf16StoreOps);
   PrintBenchLine(
       flags, "rope m=" + std::to_string(c.rows) + " heads=" + std::to_string(c.num_heads), seconds,
       {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
-      bytes / rates.read_bytes_per_s / flags.threads / seconds);
+      std::max(bytes / rates.read_bytes_per_s, ops / rates.simple_lanes_per_s) / flags.threads /
+          seconds);
 }
 
 }  // namespace

@@ -12,6 +12,11 @@ struct MachineRates {
   double read_bytes_per_s = 0;    // streaming reads of a buffer of the given size
 };
 
+// Vector operations of the conversions in vec-inl.h, which most ops pay per vector of bf16 values:
+// widen and shift; round to nearest even with quiet NaNs and narrow.
+inline constexpr double kBf16LoadOps = 2;
+inline constexpr double kBf16StoreOps = 10;
+
 // Takes some 50 ms. `working_set_bytes`: of the data that the op streams.
 MachineRates MeasureMachineRates(size_t working_set_bytes);
 
