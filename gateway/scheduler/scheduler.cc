@@ -365,8 +365,9 @@ void Scheduler::PlanChunk(StepPlan& plan, OpInFlight& op) {
                                 : epoch_.max_chunk_rows;
   const int32_t rows = std::min(
       {chosen->num_open_ids - chosen->num_planned, most_rows, cost_.PrefillRowsWithin(target_ms)});
-  plan.chunk =
-      ChunkSlice{next_chunk_id_++, epoch_.num_layers, PlanRange(*chosen, rows, op.chunk.emplace())};
+  RowsInFlight& in_flight =
+      op.chunk.emplace(RowsInFlight());  // clang: no emplace() inside Scheduler
+  plan.chunk = ChunkSlice{next_chunk_id_++, epoch_.num_layers, PlanRange(*chosen, rows, in_flight)};
   op.prefill_rows = rows;
 }
 
