@@ -2,12 +2,13 @@
 // with up to 96 rows of one expert by warpgroup instructions that run while the next tile is
 // decoded.
 //
-// A block is 16 consumer warps (four warpgroups) and one producer warp; a task is all inputs of one
-// entry (rows of an expert) x 256 outputs: 128 of gate and the same 128 of up, so that the block
-// itself finishes the activation and its rotation, or 256 of down. Warp w decodes the tiles of 16
-// outputs as the A operand; rotated inputs lie in shared memory as the B operand, read by the
-// tensor unit and not by the warps, so a tile costs its decode and one instruction whatever the
-// rows. Segments, chains and their order are those of exl3_gemm_cuda.h.
+// A block is 16 consumer warps (four warpgroups) and one producer thread, whose warpgroup gives its
+// registers to the others; a task is all inputs of one entry (rows of an expert) x 256 outputs: 128
+// of gate and the same 128 of up, so that the block itself finishes the activation and its
+// rotation, or 256 of down. Warp w decodes the tiles of 16 outputs as the A operand; rotated inputs
+// lie in shared memory as the B operand, read by the tensor unit and not by the warps, so a tile
+// costs its decode and one instruction whatever the rows. Segments, chains and their order are
+// those of exl3_gemm_cuda.h. No block waits for another one.
 #pragma once
 
 #include <cstdint>
