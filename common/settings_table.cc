@@ -111,6 +111,8 @@ constexpr SettingSpec kTable[] = {
      "where it is allowed, for tables of 1 GiB and more, else inline."},
     {"ENGRAM_QUEUE_DEPTH", SettingType::kInt, "128", 8, 1024, kEngramService,
      "Reads in flight to the drive."},
+    {"ENGRAM_SCRUB_MB_S", SettingType::kInt, "30", 0, 200, kEngramService,
+     "Megabytes a second of packed tables that an idle service reads and checks; 0: none."},
     {"DSV41_CACHE_GIB", SettingType::kDouble, "-1", -1, 64, kEngramService,
      "Memory for recently used rows in GiB, taken at start; 0: none; -1: 2 for tables of 1 GiB and "
      "more, else none."},

@@ -50,6 +50,8 @@ int Run(const Settings& settings) {
   options.reader.kind = settings.String("ENGRAM_IO");
   options.reader.depth = static_cast<size_t>(settings.Int("ENGRAM_QUEUE_DEPTH"));
   options.cache_gib = settings.Double("DSV41_CACHE_GIB");
+  options.scrub_bytes_per_second =
+      static_cast<uint64_t>(settings.Int("ENGRAM_SCRUB_MB_S")) * 1'000'000;
   if (options.tables.model_dir.empty()) {
     LOG_ERROR << "MODEL_DIR is not set: give --model-dir DIR with config.json and the token map";
     return kExitBadConfig;

@@ -219,6 +219,11 @@ pb::ServiceState EngramServiceImpl::state(std::string* reason) const {
                            "; lower DSV41_CACHE_GIB");
     return pb::SERVICE_DEGRADED;
   }
+  const ScrubStats scrub = current->scrub();
+  if (scrub.findings > 0) {
+    *reason = absl::StrCat("scrub: ", scrub.last_finding);
+    return pb::SERVICE_DEGRADED;
+  }
   if (stats.engine.retries + stats.engine.data_errors > 0) {
     *reason = stats.engine.last_error;
     return pb::SERVICE_DEGRADED;

@@ -93,6 +93,10 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
   serving->epoch_ = RandomU64();
   RETURN_IF_ERROR(serving->CheckRows());
   ASSIGN_OR_RETURN(serving->canary_, serving->RunCanary());
+  ScrubOptions scrub;
+  scrub.bytes_per_second = options.scrub_bytes_per_second;
+  scrub.requests = [server = serving->server_.get()] { return server->stats().engine.jobs; };
+  serving->scrubber_ = std::make_unique<TableScrubber>(*serving->tables_, std::move(scrub));
   return serving;
 }
 

@@ -13,6 +13,7 @@
 #include "engram_service/io/make_reader.h"
 #include "engram_service/read/row_cache.h"
 #include "engram_service/read/table_set.h"
+#include "engram_service/service/table_scrubber.h"
 #include "engram_service/shm/row_server.h"
 
 namespace twinspark::engram {
@@ -21,7 +22,8 @@ struct ServingOptions {
   TableSetOptions tables;
   RowServerOptions server;
   ReaderChoice reader;
-  double cache_gib = -1;  // below 0: 2 for large tables, else none
+  double cache_gib = -1;                // below 0: 2 for large tables, else none
+  uint64_t scrub_bytes_per_second = 0;  // of packed tables while idle; 0 = no scrubbing
 };
 
 struct SelfTest {
@@ -42,6 +44,7 @@ class Serving {
   uint64_t epoch() const { return epoch_; }
   const Sha256Digest& expected_canary() const { return canary_; }
   const SelfTest& self_test() const { return self_test_; }
+  ScrubStats scrub() const { return scrubber_->stats(); }
 
   // Rows of the canary tokens through the whole path, past the cache, as one digest.
   absl::StatusOr<Sha256Digest> RunCanary() const;
@@ -54,7 +57,8 @@ class Serving {
   absl::StatusOr<std::unique_ptr<RowCache>> MakeCache(double gib) const;
 
   std::unique_ptr<TableSet> tables_;
-  std::unique_ptr<RowServer> server_;  // after tables_: goes first
+  std::unique_ptr<RowServer> server_;        // after tables_: goes first
+  std::unique_ptr<TableScrubber> scrubber_;  // before both
   bool large_ = false;
   std::string compromise_;
   uint64_t epoch_ = 0;

@@ -42,7 +42,9 @@ struct Ran {
 };
 
 Ran RunTool(const std::string& arguments) {
-  const std::string command = std::string(TWINSPARK_BIN_DIR "/") + arguments + " 2>&1";
+  // TWINSPARK_RUN: an emulator, in a cross build.
+  const std::string command =
+      std::string(TWINSPARK_RUN " " TWINSPARK_BIN_DIR "/") + arguments + " 2>&1";
   Ran ran;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return ran;
