@@ -35,10 +35,7 @@ void DrainClients(EngramServiceImpl& service, double seconds) {
   }
 }
 
-int Run(const Settings& settings) {
-  InitLog("engram_service", settings.String("LOG_LEVEL"));
-  LOG_INFO << "starting build=\"" << BuildId() << "\"";
-  const Lifeline lifeline(static_cast<int>(settings.Int("LIFELINE_FD")));
+ServingOptions OptionsOf(const Settings& settings) {
   ServingOptions options;
   options.tables.model_dir = settings.String("MODEL_DIR");
   options.tables.engram_dir = settings.String("ENGRAM_DIR");
@@ -52,6 +49,14 @@ int Run(const Settings& settings) {
   options.cache_gib = settings.Double("DSV41_CACHE_GIB");
   options.scrub_bytes_per_second =
       static_cast<uint64_t>(settings.Int("ENGRAM_SCRUB_MB_S")) * 1'000'000;
+  return options;
+}
+
+int Run(const Settings& settings) {
+  InitLog("engram_service", settings.String("LOG_LEVEL"));
+  LOG_INFO << "starting build=\"" << BuildId() << "\"";
+  const Lifeline lifeline(static_cast<int>(settings.Int("LIFELINE_FD")));
+  const ServingOptions options = OptionsOf(settings);
   if (options.tables.model_dir.empty()) {
     LOG_ERROR << "MODEL_DIR is not set: give --model-dir DIR with config.json and the token map";
     return kExitBadConfig;

@@ -94,12 +94,7 @@ void EngramMetrics::Update() {
       .Set(static_cast<double>(e.cache_entries));
   metrics_.Counter("dsv_engram_rpc_gathers_total", "Gather calls over gRPC")
       .Increment(static_cast<double>(service_.rpc_gathers() - last_rpc_gathers_));
-  const ScrubStats scrub = serving->scrub();
-  metrics_.Gauge("dsv_engram_scrub_findings", "Damaged pages and extents found while idle")
-      .Set(static_cast<double>(scrub.findings));
-  metrics_.Gauge("dsv_engram_scrub_progress", "Share of the packed tables checked in this pass")
-      .Set(static_cast<double>(scrub.pages_done) /
-           static_cast<double>(std::max<uint64_t>(1, scrub.pages_total)));
+  UpdateScrub(serving->scrub());
   last_rpc_gathers_ = service_.rpc_gathers();
   metrics_.Counter("dsv_engram_table_changes_total", "Table files found changed on disk")
       .Increment(static_cast<double>(service_.table_changes() - last_table_changes_));
@@ -114,6 +109,14 @@ void EngramMetrics::Update() {
               {"back_end", serving->server().reader_name()}})
       .Set(1);
   last_ = now;
+}
+
+void EngramMetrics::UpdateScrub(const ScrubStats& scrub) {
+  metrics_.Gauge("dsv_engram_scrub_findings", "Damaged pages and extents found while idle")
+      .Set(static_cast<double>(scrub.findings));
+  metrics_.Gauge("dsv_engram_scrub_progress", "Share of the packed tables checked in this pass")
+      .Set(static_cast<double>(scrub.pages_done) /
+           static_cast<double>(std::max<uint64_t>(1, scrub.pages_total)));
 }
 
 void EngramMetrics::LogLine() const {

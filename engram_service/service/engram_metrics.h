@@ -23,6 +23,7 @@ class EngramMetrics {
  private:
   void Run();
   void Update();
+  void UpdateScrub(const ScrubStats& scrub);
   void LogLine() const;
 
   Metrics& metrics_;

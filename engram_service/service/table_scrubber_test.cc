@@ -1,5 +1,5 @@
 // The scrubber over a packed synthetic table: a whole one is passed over without a finding, a
-// damaged page and an extent with an older page are found, and nothing is read while requests come.
+// damaged page is found and named, and nothing is read while requests come.
 #include "engram_service/service/table_scrubber.h"
 
 #include <atomic>
