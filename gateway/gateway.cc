@@ -87,6 +87,7 @@ ExitCode Gateway::Start() {
        {&Gateway::StartMetrics, &Gateway::StartText, &Gateway::StartEngine, &Gateway::StartHttp}) {
     if (const ExitCode code = (this->*step)(); code != kExitOk) return code;
   }
+  engine_->Begin();
   return kExitOk;
 }
 
@@ -110,7 +111,8 @@ ExitCode Gateway::StartText() {
 }
 
 ExitCode Gateway::StartEngine() {
-  const EngineOptions options = ReadEngineOptions(settings_);
+  EngineOptions options = ReadEngineOptions(settings_);
+  options.epochs.tokenizer_vocab_size = text_.tokenizer->vocab_size();
   if (options.worker_endpoints.empty() || settings_.List("SERVED_MODEL_NAME").empty()) {
     return BadConfig("WORKERS and SERVED_MODEL_NAME need at least one entry each");
   }

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +37,7 @@ constexpr char kSecondQuestion[] = "tell me a story";
 constexpr int64_t kReadyMsMax = 120000;
 constexpr int64_t kSupervisorEndMsMax = 5000;
 constexpr int64_t kDownMsMax = 40000;
+constexpr uint64_t kRunDirBytesMin = uint64_t{8} << 20;  // logs and state of some days
 
 volatile std::sig_atomic_t g_interrupted = 0;
 void OnInterrupt(int number) {
@@ -270,6 +272,25 @@ int Fail(const UpOptions& options, SupervisorHandle& supervisor, const absl::Sta
   return g_interrupted != 0 ? kExitInterrupted : kExitUnavailable;
 }
 
+// Logs and state go into the run folder: without room every part would fail in its own words.
+absl::Status CheckRunDir(const std::string& run_dir) {
+  struct statvfs system {};
+  if (statvfs(run_dir.c_str(), &system) != 0) {
+    return absl::UnavailableError(absl::StrCat("run folder ", run_dir, ": ", std::strerror(errno),
+                                               "; give another one with --run-dir"));
+  }
+  const uint64_t free_bytes = uint64_t{system.f_bavail} * system.f_frsize;
+  const bool has_files_left = system.f_files == 0 || system.f_favail > 0;
+  if (free_bytes >= kRunDirBytesMin && has_files_left) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrFormat("run folder %s: its file system is full: %.1f of %.1f MiB and %d of %d files "
+                      "are left, logs and "
+                      "state need %d MiB; make room there or give another one with --run-dir",
+                      run_dir, static_cast<double>(free_bytes) / (1 << 20),
+                      static_cast<double>(uint64_t{system.f_blocks} * system.f_frsize) / (1 << 20),
+                      system.f_favail, system.f_files, kRunDirBytesMin >> 20));
+}
+
 bool SameCluster(const ClusterState& running, const UpOptions& options) {
   return running.build_id == BuildFingerprint(options.bin_dir) &&
          running.model_dir == options.model_dir && running.tp == options.tp &&
@@ -286,6 +307,10 @@ int BringUp(const UpOptions& asked) {
     options.run_dir += "/smoke";
     mkdir(options.run_dir.c_str(), 0755);
     if (!options.port.has_value()) options.port = 0;
+  }
+  if (const absl::Status room = CheckRunDir(options.run_dir); !room.ok()) {
+    std::cerr << "failed: " << room.message() << "\n";
+    return kExitUnavailable;
   }
   const int lock =
       open(absl::StrCat(options.run_dir, "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);

@@ -35,6 +35,10 @@ class Engine {
          EpochManager::FatalCallback on_fatal);
   ~Engine();
 
+  // From now on the workers are asked; until then the engine waits for them. Called once, after
+  // everything else of the process has started.
+  void Begin() { epochs_->Begin(); }
+
   GenerateService& service() { return *loop_; }
   // See EngineLoop::Drain.
   void Drain(int64_t timeout_ms) { loop_->Drain(timeout_ms); }

@@ -143,6 +143,7 @@ class EngineTest : public ::testing::Test {
                                          fatal_ = code;
                                          fatal_reason_ = reason;
                                        });
+    engine_->Begin();
   }
 
   void Start(int world = 2) {
@@ -509,6 +510,18 @@ TEST_F(EngineTest, OtherWeightsAre64) {
   }));
   EXPECT_EQ(fatal_, kExitMismatch);
   EXPECT_NE(fatal_reason_.find("00000000000000bb"), std::string::npos) << fatal_reason_;
+}
+
+TEST_F(EngineTest, TokenizerOfALargerModelIs65) {
+  options_.epochs.tokenizer_vocab_size = worker_config_.language.vocab_size + 1;
+  StartWorkers(2);
+  StartEngine();
+  ASSERT_TRUE(WaitUntil([this] {
+    std::lock_guard lock(fatal_mutex_);
+    return fatal_.has_value();
+  }));
+  EXPECT_EQ(fatal_, kExitBadData);
+  EXPECT_NE(fatal_reason_.find("tokenizer.json"), std::string::npos) << fatal_reason_;
 }
 
 TEST_F(EngineTest, AbsentWorkerIs69) {

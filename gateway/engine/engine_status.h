@@ -39,6 +39,7 @@ struct RowServiceStatus {
   std::string transport;  // "shm", "grpc", or empty while unknown
   std::string tier;       // "native", "packed", ...
   std::string state;
+  std::string hash_digest;  // of token map and hash parameters: equal on all ranks
   std::string last_error;
   uint64_t num_requests = 0;
   uint64_t num_errors = 0;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "common/build_info.h"
@@ -49,6 +50,14 @@ absl::StatusOr<std::string> CommonSimdTarget(const std::vector<WorkerHello>& hel
   }
   return absl::FailedPreconditionError(
       "the workers' processors have no SIMD target in common; set SIMD_TARGET on all of them");
+}
+
+// What a worker found to differ when it met its peer or its row service; every other precondition
+// may hold at the next attempt.
+bool IsMismatch(const absl::Status& refused) {
+  return absl::IsFailedPrecondition(refused) &&
+         (absl::StrContains(refused.message(), "digest differs") ||
+          absl::StrContains(refused.message(), "this worker's model has"));
 }
 
 EpochLimits SmallerOf(const EpochLimits& a, const EpochLimits& b) {
@@ -158,10 +167,12 @@ void EpochManager::Run() {
       group->StartServing();
       continue;
     }
+    if (Sleep(0)) return;  // what was called off says nothing about the workers
     const std::string reason(setup.status().message());
     SayWaiting(reason, now_us);
     if (!Facts().ever_ready) {
       if (absl::IsFailedPrecondition(setup.status())) return on_fatal_(kExitMismatch, reason);
+      if (absl::IsDataLoss(setup.status())) return on_fatal_(kExitBadData, reason);
       if (RanOutOfTime(now_us)) {
         return on_fatal_(kExitUnavailable,
                          absl::StrCat("gave up after RENDEZVOUS_TIMEOUT = ",
@@ -230,7 +241,8 @@ absl::StatusOr<EpochManager::Setup> EpochManager::TrySetUp() {
         client->PrepareGroup(group_config.epoch, group_config.world, kPrepareDeadlineMs);
     if (!endpoint.ok()) {
       return absl::AbortedError(
-          absl::StrCat(RankName(*client), " refused PrepareGroup: ", endpoint.status().ToString()));
+          absl::StrCat(RankName(*client), " refused PrepareGroup: ", endpoint.status().ToString(),
+                       "; if another gateway serves with this worker, end that one first"));
     }
     group_config.group_endpoints.push_back(*std::move(endpoint));
   }
@@ -242,6 +254,11 @@ absl::StatusOr<EpochManager::Setup> EpochManager::TrySetUp() {
   for (const WorkerReady& rank : ready)
     setup.limits = SmallerOf(setup.limits, rank.granted);
   RETURN_IF_ERROR(CheckLimits(setup.limits));
+  if (setup.limits.vocab_size < config_.tokenizer_vocab_size) {
+    return absl::DataLossError(absl::StrCat(
+        "the tokenizer has ", config_.tokenizer_vocab_size, " ids, the model ",
+        setup.limits.vocab_size, "; put the tokenizer.json of this model into MODEL_DIR"));
+  }
   setup.costs = ready[0].costs;
   setup.group =
       std::make_shared<WorkerGroup>(group_config.epoch, group_config.world, clock_, inbox_);
@@ -294,6 +311,7 @@ absl::StatusOr<std::vector<WorkerReady>> EpochManager::ConfigureAll(const GroupC
   std::condition_variable answered;
   size_t num_answered = 0;
   bool failed = false;
+  bool mismatch = false;
   std::string first_error;
   const int64_t started_us = clock_.NowUs();
   std::vector<std::thread> threads;
@@ -307,8 +325,14 @@ absl::StatusOr<std::vector<WorkerReady>> EpochManager::ConfigureAll(const GroupC
         bytes_done = progress.bytes_done;
       });
       std::lock_guard lock(mutex);
-      if (!ready.ok() && !std::exchange(failed, true)) {
-        first_error = absl::StrCat(RankName(client), ": ", ready.status().ToString());
+      if (!ready.ok()) {
+        // The rank that a peer left says less than the one that left: a mismatch wins.
+        const bool is_mismatch = IsMismatch(ready.status());
+        if (!failed || (is_mismatch && !mismatch)) {
+          first_error = absl::StrCat(RankName(client), ": ", ready.status().ToString());
+        }
+        failed = true;
+        mismatch = mismatch || is_mismatch;
         board_.OnError(client.rank(), ready.status().ToString());
       }
       if (ready.ok()) board_.OnReady(client.rank(), *ready);
@@ -337,6 +361,10 @@ absl::StatusOr<std::vector<WorkerReady>> EpochManager::ConfigureAll(const GroupC
   }
   for (std::thread& thread : threads)
     thread.join();
+  if (mismatch) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(first_error, "; start the same build and model everywhere"));
+  }
   if (failed) return absl::AbortedError(first_error);
   std::vector<WorkerReady> ready;
   for (auto& answer : answers)
@@ -359,6 +387,10 @@ absl::Status EpochManager::CheckAlike(const std::vector<WorkerReady>& ready) con
     if (a.replicated_digest != b.replicated_digest) {
       return Mismatch("contents of replicated weights", first, a.replicated_digest, other,
                       b.replicated_digest);
+    }
+    if (a.engram.hash_digest != b.engram.hash_digest) {
+      return Mismatch("token maps or hash parameters of the row services", first,
+                      a.engram.hash_digest, other, b.engram.hash_digest);
     }
   }
   // A slice is summed into both ranks alike, so no digest of a step shows a wrong one: its contents

@@ -1,8 +1,9 @@
 // Sets epochs up, on a thread of its own: Hello > PrepareGroup > Configure > Steps over whoever
 // answers, in any start order, with back-off; says what it waits for. A finished group goes into
 // the engine's inbox; EpochEnded asks for the next one. Before the first READY some failures end
-// the process (protocol specification 9): 64 when builds or digests differ, 69 when a rank or row
-// service does not come in time. After it, it tries without end.
+// the process (protocol specification 9): 64 when builds or digests differ, 65 when the tokenizer
+// is not the model's, 69 when a rank or row service does not come in time. After it, it tries
+// without end.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ struct EpochManagerConfig {
   int slots_on_cpu = 16;                      // where wanted.num_slots is 0
   int slots_on_gpu = 8;
   int64_t rendezvous_timeout_ms = 600'000;
-  int64_t gateway_silence_ms = 0;  // 0: the worker's default
+  int64_t gateway_silence_ms = 0;    // 0: the worker's default
+  int32_t tokenizer_vocab_size = 0;  // ids that requests may hold; a smaller model is not theirs
 };
 
 // What the running (or coming) epoch is, for /status.
@@ -61,6 +63,9 @@ class EpochManager {
   ~EpochManager();
   EpochManager(const EpochManager&) = delete;
   EpochManager& operator=(const EpochManager&) = delete;
+
+  // From now on it sets epochs up. Before that nothing is asked of anybody.
+  void Begin() { EpochEnded(/*diverged=*/false); }
 
   // Calls off what is being set up; nothing more is. For the owner, once; the destructor stops too.
   void Stop();
@@ -99,7 +104,7 @@ class EpochManager {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;
-  bool needed_ = true;
+  bool needed_ = false;
   bool reload_weights_ = false;  // until a group is ready again
   EpochFacts facts_;
 

@@ -139,6 +139,7 @@ RowConnector RowServiceConnector() {
           facts.endpoint = endpoint;
           facts.transport = state.transport;
           facts.tier = state.tier;
+          facts.table_digest = state.hash_digest;
           facts.errors = state.errors;
           facts.requests = state.requests;
           facts.last_error = state.last_error;

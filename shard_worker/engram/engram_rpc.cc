@@ -41,8 +41,12 @@ struct EngramRpc::Impl {
 
   absl::Status Wrap(const grpc::Status& status) const {
     const absl::Status converted = FromGrpcStatus(status);
-    return absl::Status(converted.code(),
-                        absl::StrCat("row service at ", endpoint, ": ", converted.message()));
+    return absl::Status(
+        converted.code(),
+        absl::StrCat("row service at ", endpoint, ": ", converted.message(),
+                     absl::IsUnavailable(converted)
+                         ? "; start engram_service there or correct ENGRAM_ENDPOINTS"
+                         : ""));
   }
 };
 
@@ -79,6 +83,7 @@ absl::StatusOr<EngramHello> EngramRpc::Hello(const std::string& client) const {
   hello.max_ngram_size = static_cast<int>(reply.max_ngram_size());
   hello.vocab_size = static_cast<int>(reply.vocab_size());
   hello.model_digest = reply.model_digest();
+  hello.hash_digest = ShortHex(reply.token_map_digest()) + ShortHex(reply.hash_params_digest());
   hello.tier = reply.tier();
   hello.back_end = reply.back_end();
   return hello;

@@ -33,6 +33,7 @@ struct EngramHello {
   int max_ngram_size = 0;
   int vocab_size = 0;
   std::string model_digest;
+  std::string hash_digest;  // of token map and hash parameters, in hex: equal on all ranks
   std::string tier;
   std::string back_end;
 };

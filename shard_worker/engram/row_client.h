@@ -48,6 +48,7 @@ struct RowClientState {
   std::string transport;  // "shm" or "grpc"
   std::string tier;       // "native", "packed" or "compat"
   std::string back_end;
+  std::string hash_digest;  // of token map and hash parameters, in hex: equal on all ranks
   uint64_t service_epoch = 0;
   uint64_t requests = 0;
   uint64_t tokens = 0;
@@ -75,7 +76,7 @@ class RowClient : public RowSource {
   RowClientState state() const;
   const RowContent& content() const;
   // Whether the row service still lives, for the worker that has nothing to do: call it every 100
-  // ms. A service that stands still is noticed after four looks. Any one thread.
+  // ms. A service that stands still is noticed after ten looks. Any one thread.
   absl::Status CheckAlive();
 
  private:

@@ -183,3 +183,10 @@ def test_a_stopped_part_is_ended_and_named(cluster):
     wait_until(lambda: worker not in cluster_pids(run_dir), 15, "the stopped worker was ended")
     log = (run_dir / "supervisor.log").read_text()
     assert "shard_worker-1" in log and "was stopped" in log, log
+
+
+def test_a_part_that_dies_is_named(cluster):
+    run_dir, _ = cluster
+    worker = part_pid(run_dir, "shard_worker-1")
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: "shard_worker-1 was ended by signal 9" in (run_dir / "supervisor.log").read_text(), 15, "the supervisor says so")
