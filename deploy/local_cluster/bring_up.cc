@@ -272,8 +272,9 @@ int Fail(const UpOptions& options, SupervisorHandle& supervisor, const absl::Sta
   return g_interrupted != 0 ? kExitInterrupted : kExitUnavailable;
 }
 
-// Logs and state go into the run folder: without room every part would fail in its own words.
-absl::Status CheckRunDir(const std::string& run_dir) {
+// Logs and state go into the run folder: without room every part would fail in its own words. The
+// lock lasts as long as this process.
+absl::Status ClaimRunDir(const std::string& run_dir) {
   struct statvfs system {};
   if (statvfs(run_dir.c_str(), &system) != 0) {
     return absl::UnavailableError(absl::StrCat("run folder ", run_dir, ": ", std::strerror(errno),
@@ -308,16 +309,8 @@ int BringUp(const UpOptions& asked) {
     mkdir(options.run_dir.c_str(), 0755);
     if (!options.port.has_value()) options.port = 0;
   }
-  if (const absl::Status room = CheckRunDir(options.run_dir); !room.ok()) {
-    std::cerr << "failed: " << room.message() << "\n";
-    return kExitUnavailable;
-  }
-  const int lock =
-      open(absl::StrCat(options.run_dir, "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    std::cerr
-        << options.run_dir
-        << "/lock: another `up` of this checkout is at work, or the folder cannot be written\n";
+  if (const absl::Status ready = ClaimRunDir(options.run_dir); !ready.ok()) {
+    std::cerr << "failed: " << ready.message() << "\n";
     return kExitUnavailable;
   }
   struct sigaction action {};
