@@ -20,6 +20,11 @@ CudaStatus QueryDevice(int index, CudaDevice* device) {
   device->shared_bytes_per_sm = prop.sharedMemPerMultiprocessor;
   device->shared_bytes_per_block = prop.sharedMemPerBlockOptin;
   device->compute_capability = 10 * prop.major + prop.minor;
+  int current = 0;
+  if (cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(index) == cudaSuccess) {
+    Exl3ClusterPlaces(device);
+    cudaSetDevice(current);
+  }
   return {};
 }
 

@@ -14,7 +14,7 @@
 
 namespace twinspark {
 
-inline constexpr int kCudaInterfaceVersion = 2;
+inline constexpr int kCudaInterfaceVersion = 3;
 
 struct CudaModule {
   int version;  // kCudaInterfaceVersion of the module

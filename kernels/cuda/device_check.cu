@@ -3,9 +3,9 @@
 //   device_check [--vectors=DIR] [--quick] [--seed=N]
 //
 // 1 codebooks: the naive table against the specification's checksum, all 65,536 states.
-// 2 golden vectors: decode and rotated input bit for bit, output within 1e-3 of its rms.
-// 3 decode: 3 codebooks x K 1..8 on random bits against a naive decoder, bit for bit, both bases.
-// 4 linear: random shapes, K, codebooks and row counts against float64, and every row's bits
+// 2 golden vectors: decode and rotated input (every form) bit for bit, output within 1e-3 of its
+// rms. 3 decode: 3 codebooks x K 1..8 on random bits against a naive decoder, bit for bit, both
+// bases. 4 linear: random shapes, K, codebooks and row counts against float64, and every row's bits
 // against
 //   the same row in another call; graph against eager; two streams at once.
 // 5 experts: the same, uniform, skewed and all rows on the same experts.
@@ -16,6 +16,7 @@
 
 #include "kernels/cuda/gpu_test_util_cuda.cuh"
 #include "kernels/exl3/exl3_linear_cuda.h"
+#include "kernels/exl3/exl3_rotate_cuda.cuh"
 #include "kernels/moe/moe_cuda.h"
 
 namespace twinspark {
@@ -77,6 +78,88 @@ std::string ReadFile(const std::string& path) {
   std::stringstream s;
   s << in.rdbuf();
   return s.str();
+}
+
+// Every way in which kernels rotate an input, into one buffer of the layout of
+// exl3_rotate_cuda.cuh (one tile of rows): 0: a warp per 128 channels, 1: 16 channels a lane.
+__global__ void RotateForms(
+    const __half* x, const __half* suh, int k, int rows, int form, uint32_t* xh) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int block = static_cast<int>(blockIdx.x), groups = (rows + 7) / 8;
+  const exl3::TilePlace place{0, groups, 0};
+  if (form == 0) {
+    for (int row = 0; row < rows; ++row) {
+      exl3::TilePlace to = place;
+      to.row = row;
+      const int col = block * 128 + 4 * lane;
+      const uint2 words = exl3::RotateInput(exl3::LoadHalf4(x, static_cast<int64_t>(row) * k + col),
+                                            exl3::LoadHalf4(suh, col), lane, true);
+      exl3::StoreRotated(xh, k / 32, to, block, lane, words);
+    }
+    return;
+  }
+  for (int row0 = 0; row0 < rows; row0 += 4) {
+    const int row = row0 + (lane & 3), chunk = lane >> 2, col = block * 128 + chunk * 16;
+    float v[16], scale[16];
+    exl3::Load16(x + static_cast<int64_t>(min(row, rows - 1)) * k + col, exl3::kTypeF16, v);
+    exl3::Load16(suh + col, exl3::kTypeF16, scale);
+    for (int i = 0; i < 16; ++i)
+      v[i] *= scale[i];
+    const exl3::Fragments16 out = exl3::SwapHalves<2>(exl3::RotateScaled16<2>(v, lane, true), lane);
+    if (row >= rows) continue;
+    uint4* to = reinterpret_cast<uint4*>(xh + ((col / 32) * groups + row / 8) * 128 + row % 8 * 16 +
+                                         (chunk & 1) * 8);
+    to[0] = out.v[0];
+    to[1] = out.v[1];
+  }
+}
+
+// xh itself, bit for bit: of the kernel that rotates before the product (its buffer lies behind the
+// counters), and of both forms.
+void CheckRotated(const std::string& name,
+                  const Exl3LinearCudaParams& params,
+                  const std::vector<uint16_t>& want,
+                  const CudaDevice& device,
+                  const Workspace& workspace) {
+  const int k = params.k, m = params.rows, groups = (m + 7) / 8;
+  const size_t count = static_cast<size_t>(groups) * static_cast<size_t>(k) * 8;
+  auto compare = [&](const uint16_t* buffer, const char* what) {
+    std::vector<uint16_t> got(count);
+    GPU_CHECK(cudaDeviceSynchronize());
+    GPU_CHECK(cudaMemcpy(got.data(), buffer, count * 2, cudaMemcpyDeviceToHost));
+    int different = 0;
+    for (int row = 0; row < m; ++row) {
+      for (int c = 0; c < k; ++c) {
+        // Word of a couple: lane 4 row + t holds couples {t, t + 4} of both tile rows of a pair.
+        const int couple = c % 32 / 2, t = couple % 4, word = couple / 4;
+        const size_t at = (static_cast<size_t>((c / 32) * groups + row / 8) * 128 +
+                           static_cast<size_t>((4 * (row % 8) + t) * 4 + word)) *
+                              2 +
+                          static_cast<size_t>(c % 2);
+        different +=
+            got[at] !=
+            want[static_cast<size_t>(row) * static_cast<size_t>(k) + static_cast<size_t>(c)];
+      }
+    }
+    Expect(different == 0, "%s: xh (%s): %d of %d differ", name.c_str(), what, different, m * k);
+  };
+  for (int form : {0, 1}) {
+    DeviceArray<uint16_t> xh(count);
+    RotateForms<<<static_cast<unsigned>(k / 128), 32>>>(
+        static_cast<const __half*>(params.matrices[0].x),
+        static_cast<const __half*>(params.matrices[0].suh), k, m, form,
+        reinterpret_cast<uint32_t*>(xh.get()));
+    GPU_CHECK(cudaGetLastError());
+    compare(xh.get(), form == 0 ? "4 channels a lane" : "16 channels a lane");
+  }
+  Exl3LinearCudaParams p = params;
+  p.cluster_units = kStreamedClusters;
+  Exl3LinearPlan plan;
+  if (!PlanExl3Linear(p, device, &plan).ok()) return;  // no clusters, or a codebook without them
+  GPU_CHECK_OK(Exl3LinearCuda(p, device, workspace.view(), nullptr));
+  compare(reinterpret_cast<const uint16_t*>(static_cast<const char*>(workspace.view().data) +
+                                            kCudaCounterBytes),
+          "kernel");
 }
 
 void CheckVectors(const std::string& dir, const CudaDevice& device) {
@@ -146,7 +229,7 @@ void CheckVectors(const std::string& dir, const CudaDevice& device) {
     // The stored y starts from the exact xh, so an error this small means that ours has its bits.
     Expect(e.max < 2e-5 && e.rms < 3e-6, "%s: y max %.2e rms %.2e of rms", name.c_str(), e.max,
            e.rms);
-    (void)xh;
+    CheckRotated(name, p, xh, device, workspace);
   }
   Expect(cases == 28, "%d of 28 golden cases found in %s", cases, dir.c_str());
   std::printf("golden vectors: %d cases\n", cases);
@@ -205,7 +288,8 @@ struct LinearCase {
   int k, n, bits, codebook, num_matrices, x_type;
 };
 
-void RunLinear(const LinearCase& c,
+// False if the call has no such path (Exl3LinearCudaParams::cluster_units).
+bool RunLinear(const LinearCase& c,
                const std::vector<RandomMatrix>& matrices,
                const void* x,
                int first,
@@ -213,8 +297,10 @@ void RunLinear(const LinearCase& c,
                float* y,
                const CudaDevice& device,
                const Workspace& workspace,
-               cudaStream_t stream) {
+               cudaStream_t stream,
+               int cluster_units = 0) {
   Exl3LinearCudaParams p;
+  p.cluster_units = cluster_units;
   p.k = c.k;
   p.bits = c.bits;
   p.codebook = c.codebook;
@@ -229,8 +315,15 @@ void RunLinear(const LinearCase& c,
             static_cast<size_t>(first) * static_cast<size_t>(c.k) * x_bytes,
         c.k, y + i * c.n, static_cast<int64_t>(c.n) * c.num_matrices);
   }
+  Exl3LinearPlan plan;
+  if (cluster_units != 0 && !PlanExl3Linear(p, device, &plan).ok()) return false;
   GPU_CHECK_OK(Exl3LinearCuda(p, device, workspace.view(), stream));
+  return true;
 }
+
+// Values of Exl3LinearCudaParams::cluster_units, and the calls that were compared for each.
+constexpr int kPaths[] = {0, kNoClusters, kStreamedClusters, 1, 2, 4, 8};
+int64_t paths_run[std::size(kPaths)];
 
 template <class T>
 void CheckLinearCase(const LinearCase& c, int most, const CudaDevice& device, uint64_t seed) {
@@ -296,9 +389,17 @@ void CheckLinearCase(const LinearCase& c, int most, const CudaDevice& device, ui
   for (int rows : {1, 2, 3, 6, 8, 9, 16, 17, 23, 25, 40, 48, 49, 64, 97, 100, 255, 1000}) {
     if (rows >= most) continue;
     const int first = (most - rows) * 3 / 4;
-    GPU_CHECK(cudaMemset(part.get(), 0xff, static_cast<size_t>(rows) * width * 4));
-    RunLinear(c, matrices, x.get(), first, rows, part.get(), device, workspace, nullptr);
-    compare(first, rows, nullptr, workspace, part.get());
+    for (size_t i = 0; i < std::size(kPaths); ++i) {
+      const int path = kPaths[i];
+      if (path != 0 && rows > 48) break;  // these have one path
+      GPU_CHECK(cudaMemset(part.get(), 0xff, static_cast<size_t>(rows) * width * 4));
+      if (!RunLinear(c, matrices, x.get(), first, rows, part.get(), device, workspace, nullptr,
+                     path)) {
+        continue;
+      }
+      ++paths_run[i];
+      compare(first, rows, nullptr, workspace, part.get());
+    }
   }
   // A graph, replayed twice, and a second stream with its own workspace at the same time.
   const int rows = std::min(most, 6);
@@ -337,6 +438,19 @@ void CheckLinearCase(const LinearCase& c, int most, const CudaDevice& device, ui
 
 void CheckLinear(bool quick, uint64_t seed, const CudaDevice& device) {
   Random random{seed};
+  // First what random shapes do not meet: more outputs than clusters fit, several matrices,
+  // clusters of more than 8 blocks, shared rotation.
+  std::vector<std::pair<LinearCase, int>> cases = {
+      {{512, 128 * 270, 3, 2, 1, exl3::kTypeBf16}, 49},
+      {{768, 128 * 68, 2, 2, 4, exl3::kTypeF16}, 49},
+  };
+  if (!quick) {
+    cases.push_back({{1280, 16384, 5, 2, 1, exl3::kTypeF16}, 49});
+    cases.push_back({{5120, 64640, 6, 2, 1, exl3::kTypeBf16}, 49});
+    cases.push_back({{6144, 12800, 5, 2, 1, exl3::kTypeBf16}, 49});
+    cases.push_back({{5120, 1280, 4, 2, 1, exl3::kTypeBf16}, 1000});
+    cases.push_back({{5120, 2304, 4, 2, 1, exl3::kTypeF16}, 100});
+  }
   const int num_cases = quick ? 8 : 40;
   for (int i = 0; i < num_cases; ++i) {
     LinearCase c{};
@@ -347,7 +461,10 @@ void CheckLinear(bool quick, uint64_t seed, const CudaDevice& device) {
     c.num_matrices = i % 3 == 0 ? 1 + random.Below(4) : 1;
     c.x_type = i % 3;
     const int counts[] = {1, 5, 48, 64, 100, 255, 1000, 4096};
-    const int most = quick ? counts[i % 5] : counts[(i * 5 + 3) % 8];
+    cases.emplace_back(c, quick ? counts[i % 5] : counts[(i * 5 + 3) % 8]);
+  }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto& [c, most] = cases[i];
     if (c.x_type == exl3::kTypeF32) {
       CheckLinearCase<float>(c, most, device, seed + 100 * static_cast<uint64_t>(i));
     } else if (c.x_type == exl3::kTypeBf16) {
@@ -356,7 +473,13 @@ void CheckLinear(bool quick, uint64_t seed, const CudaDevice& device) {
       CheckLinearCase<__half>(c, most, device, seed + 100 * static_cast<uint64_t>(i));
     }
   }
-  std::printf("linear: %d cases\n", num_cases);
+  std::printf("linear: %zu cases; calls by path:", cases.size());
+  for (size_t i = 0; i < std::size(kPaths); ++i) {
+    std::printf("  %d: %lld", kPaths[i], static_cast<long long>(paths_run[i]));
+    Expect(paths_run[i] > 0 || kPaths[i] > 2 || device.cluster_places[0][2] == 0,
+           "linear: path %d was never run", kPaths[i]);
+  }
+  std::printf("\n");
 }
 
 // --- mixture of experts ---
@@ -592,8 +715,10 @@ void CheckRefusals(const CudaDevice& device) {
     const CudaStatus s = Exl3LinearCuda(q, device, workspace.view(), nullptr);
     Expect(s.code < 0, "refused: %s: %s", what, s.text);
   };
-  refused(p, "workspace without room for segment sums of 4 rows");
   Exl3LinearCudaParams q = p;
+  q.rows = 100;
+  refused(q, "workspace without room for rotated inputs of 100 rows");
+  q = p;
   q.k = 200;
   refused(q, "k");
   q = p;

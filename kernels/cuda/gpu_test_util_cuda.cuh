@@ -78,6 +78,7 @@ inline CudaDevice ThisDevice() {
   d.shared_bytes_per_sm = prop.sharedMemPerMultiprocessor;
   d.shared_bytes_per_block = prop.sharedMemPerBlockOptin;
   d.compute_capability = 10 * prop.major + prop.minor;
+  Exl3ClusterPlaces(&d);
   return d;
 }
 

@@ -17,11 +17,15 @@ struct CudaWorkspace {
 };
 
 // What the plans need to know of a device; filled once from its properties.
+inline constexpr int kMaxClusterSize = 16;
 struct CudaDevice {
   int num_sms = 0;
   size_t shared_bytes_per_sm = 0;
   size_t shared_bytes_per_block = 0;  // with opt-in
   int compute_capability = 0;         // 10 major + minor: 90 has warpgroup instructions
+  // Thread-block clusters of a size that are resident at once, with one and with two blocks per SM
+  // (Exl3ClusterPlaces). 0: that size is not used.
+  int cluster_places[2][kMaxClusterSize + 1] = {};
 };
 
 // code 0: launched. Negative: refused before any launch. Positive: a cudaError_t.

@@ -81,7 +81,7 @@ __device__ __forceinline__ void PrefetchL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// --- loads from shared memory by 32-bit address ---
+// --- shared memory by 32-bit address ---
 
 // Volatile, so that they stay behind the barrier wait before them.
 __device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
@@ -95,6 +95,15 @@ __device__ __forceinline__ uint4 LoadShared128(uint32_t address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address));
   return v;
+}
+
+__device__ __forceinline__ void StoreShared(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void StoreShared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // --- order between and inside blocks ---
@@ -120,6 +129,67 @@ __device__ __forceinline__ void WaitForPrevious() {
 }
 __device__ __forceinline__ void LaunchNext() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// --- clusters: blocks that are resident together and reach each other's shared memory ---
+
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Every thread of every block arrives once; whoever waits knows that all have, and sees what they
+// wrote before. Threads that have exited count as arrived.
+__device__ __forceinline__ void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The address in block `rank` of what lies at `address` in this one.
+__device__ __forceinline__ uint32_t MapShared(uint32_t address, uint32_t rank) {
+  uint32_t mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+__device__ __forceinline__ void StoreCluster(uint32_t mapped, uint32_t v) {
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(mapped), "r"(v) : "memory");
+}
+__device__ __forceinline__ void StoreCluster(uint32_t mapped, uint4 v) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(mapped), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+// Stores and adds 4 to the bytes that have come to `mapped_barrier`, which is in the same block:
+// who waits there for its bytes sees them.
+__device__ __forceinline__ void SendShared(uint32_t mapped, float v, uint32_t mapped_barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+          mapped),
+      "r"(__float_as_uint(v)), "r"(mapped_barrier)
+      : "memory");
+}
+
+// Arrives at a barrier of any block; what this thread, and threads that it has synchronised with,
+// wrote before is visible to whoever waits with BarrierWaitCluster.
+__device__ __forceinline__ void BarrierArriveCluster(uint32_t mapped_barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier)
+               : "memory");
+}
+__device__ __forceinline__ void BarrierWaitCluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "bra again;\n"
+      "over:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 
 // --- tensor core ---

@@ -20,6 +20,7 @@
 #include "kernels/device/ptx.cuh"
 #include "kernels/exl3/exl3_decode_cuda.cuh"
 #include "kernels/exl3/exl3_gemm_cuda.h"
+#include "kernels/exl3/exl3_resident_cuda.cuh"
 #include "kernels/exl3/exl3_rotate_cuda.cuh"
 
 namespace twinspark::exl3 {
@@ -505,50 +506,13 @@ __device__ __forceinline__ void FinishTask(const GemmArgs& args,
   }
 }
 
-// Rotates the task's own input into shared memory: rows x the 128-blocks its segments touch. Laid
-// out like streamed inputs: [pair][group].
-template <int TC>
-__device__ __forceinline__ void RotateResident(const GemmArgs& args,
-                                               const Task& task,
-                                               uint32_t* resident) {
-  constexpr int kBatch = 4;  // rows in flight per warp
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  const int begin = SegmentBegin(args, task.segment_begin);
-  const int end = SegmentBegin(args, task.segment_end);
-  const int first_block = begin / 4;
-  const int num_blocks = (end + 3) / 4 - first_block;
-  const GemmMatrix& input = args.matrices[task.matrix];
-  const void* suh = input.suh;
-  const int num_batches = (task.num_rows + kBatch - 1) / kBatch;
-  for (int job = warp; job < num_blocks * num_batches; job += kWarps<TC>) {
-    const int batch = job / num_blocks;
-    const int block = first_block + job - batch * num_blocks;
-    const int col = block * kBlockN + 4 * lane;
-    const int row0 = batch * kBatch;
-    const float4 scale = LoadHalf4(suh, col);
-    float4 x[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int64_t source = task.first_row + min(row0 + i, task.num_rows - 1);
-      x[i] = LoadRow4(RowPointer(input.x, args.x_type, input.x_stride, source), args.x_type, col,
-                      input.x_cols);
-    }
-    const int pair = block * 4 + lane / 8 - begin;
-    const bool inside = pair >= 0 && pair < end - begin;
-    uint32_t* base = resident + pair * task.num_groups * 128;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (i > 0 && row0 + i >= task.num_rows) break;
-      const uint2 words = RotateInput(x[i], scale, lane, args.rounding_upstream != 0);
-      if (inside) {
-        const int row = row0 + i;
-        uint32_t* out = base + row / kGroupRows * 128 + FragmentWord(lane, row % kGroupRows);
-        out[0] = words.x;
-        out[4] = words.y;
-      }
-    }
-  }
+// Whether the block's previous task had the same inputs (one tile of rows, as resident inputs
+// have).
+__device__ __forceinline__ bool SameInputs(const GemmArgs& args, const Task& task, int task_index) {
+  const int before = task_index - static_cast<int>(gridDim.x);
+  if (before < 0) return false;
+  const Task previous = MakeTask(args, nullptr, before);
+  return previous.matrix == task.matrix && previous.segment_begin == task.segment_begin;
 }
 
 template <int K, int kCodebook, int TC, int NT, int kStagePairs>
@@ -564,9 +528,14 @@ __device__ __forceinline__ void RunTask(const GemmArgs& args,
   float* z = reinterpret_cast<float*>(shared + args.z_offset);
   {
     const Task task = MakeTask(args, entries, task_index);
-    if (args.resident) {
+    if (args.resident && !SameInputs(args, task, task_index)) {
       device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
-      RotateResident<TC>(args, task, reinterpret_cast<uint32_t*>(shared + args.resident_offset));
+      RotateInputs(
+          args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
+          SegmentBegin(args, task.segment_end),
+          device::SharedAddress(shared) + static_cast<uint32_t>(args.resident_offset),
+          static_cast<int>(threadIdx.x / 32), kWarps<TC>,
+          [](uint32_t at, auto v) { device::StoreShared(at, v); }, [] {});
       device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
     }
     const uint32_t shared_address = device::SharedAddress(shared);

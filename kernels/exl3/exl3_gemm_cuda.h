@@ -93,7 +93,8 @@ struct GemmArgs {
   int32_t whole;  // 1: a task runs all segments and finishes; 0: one segment, the last one finishes
   int32_t resident;  // 1: blocks rotate their own input into shared memory; 0: rotated input is
                      // streamed
-  int32_t external_finish;    // segments: another kernel adds them
+  int32_t external_finish;  // segments: another kernel adds them
+  int32_t cluster_units;    // 0, or blocks of outputs that share a cluster (exl3_cluster_cuda.cuh)
   int32_t rounding_upstream;  // x * suh rounded to f16 too (golden comparison only)
   int32_t pairs;              // k / 32
   int32_t num_segments;
@@ -147,6 +148,18 @@ GemmLauncher GemmLauncherK5(int codebook, int groups, bool wide);
 GemmLauncher GemmLauncherK6(int codebook, int groups, bool wide);
 GemmLauncher GemmLauncherK7(int codebook, int groups, bool wide);
 GemmLauncher GemmLauncherK8(int codebook, int groups, bool wide);
+
+// The kernel for clusters (exl3_cluster_cuda.cuh) of one K and mul1, for 1, 2, 3, 4 or 6 groups.
+const void* FindClusterKernel(int bits, int groups);
+
+const void* ClusterKernelK1(int groups);
+const void* ClusterKernelK2(int groups);
+const void* ClusterKernelK3(int groups);
+const void* ClusterKernelK4(int groups);
+const void* ClusterKernelK5(int groups);
+const void* ClusterKernelK6(int groups);
+const void* ClusterKernelK7(int groups);
+const void* ClusterKernelK8(int groups);
 
 // 8-row groups a kernel is compiled for; a launch uses the smallest that holds its largest task.
 inline constexpr int kGroupSizes[] = {1, 2, 3, 4, 6, 12};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/exl3/exl3_cluster_cuda.cuh"
 #include "kernels/exl3/exl3_gemm_cuda.cuh"
 
 namespace twinspark::exl3 {
@@ -64,6 +65,73 @@ CudaStatus LayOutShared(const CudaDevice& device,
                    kernel_groups, bits, device.shared_bytes_per_block);
 }
 
+CudaStatus LayOutCluster(const CudaDevice& device,
+                         int bits,
+                         int kernel_groups,
+                         int longest_pairs,
+                         GemmArgs* args,
+                         size_t* shared_bytes,
+                         int* blocks_per_sm) {
+  constexpr size_t kLeastStages = 3;
+  const size_t groups = static_cast<size_t>(kernel_groups);
+  const size_t pair_weights = 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
+  const size_t stage = RoundUp(StagePairs(kernel_groups) *
+                               (pair_weights + (args->resident ? 0 : groups * kPairBytes)));
+  const size_t resident =
+      args->resident ? groups * static_cast<size_t>(longest_pairs) * kPairBytes : 0;
+  const int slots = (args->rows + args->num_segments - 1) / args->num_segments;
+  const size_t buffer = static_cast<size_t>(slots) * args->num_segments * kBlockN * sizeof(float);
+  const size_t fixed = kSharedHeaderBytes + resident + buffer;
+  for (int blocks = 2; blocks >= 1; --blocks) {
+    const size_t budget = std::min(device.shared_bytes_per_block,
+                                   device.shared_bytes_per_sm / blocks - kReservedPerBlock);
+    if (fixed + kLeastStages * stage > budget) continue;
+    args->num_stages =
+        static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
+    args->stage_bytes = static_cast<int>(stage);
+    args->resident_offset = static_cast<int>(kSharedHeaderBytes + args->num_stages * stage);
+    args->z_offset = args->resident_offset + static_cast<int>(resident);
+    *shared_bytes = fixed + args->num_stages * stage;
+    *blocks_per_sm = blocks;
+    return {};
+  }
+  return CudaError(-1,
+                   "exl3: a cluster for %d rows at K = %d needs more shared memory than %zu bytes",
+                   args->rows, bits, device.shared_bytes_per_block);
+}
+
+int LaunchCluster(const void* kernel,
+                  const GemmArgs& args,
+                  int grid,
+                  int cluster,
+                  size_t shared_bytes,
+                  void* stream) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return static_cast<int>(error);
+  constexpr int kPortableCluster = 8;
+  if (cluster > kPortableCluster) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) return static_cast<int>(error);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(kConsumers<1> + 32);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  void* parameters[] = {const_cast<GemmArgs*>(&args)};
+  return static_cast<int>(cudaLaunchKernelExC(&config, kernel, parameters));
+}
+
 CudaStatus FinishArgs(GemmArgs* args) {
   if (args->num_segments < 1 || args->num_segments > kMaxSegments ||
       args->num_segments > args->pairs || args->pairs > 0xffff) {
@@ -110,4 +178,66 @@ GemmLauncher FindGemm(int bits, int codebook, int groups, bool wide) {
   }
 }
 
+const void* FindClusterKernel(int bits, int groups) {
+  switch (bits) {
+    case 1:
+      return ClusterKernelK1(groups);
+    case 2:
+      return ClusterKernelK2(groups);
+    case 3:
+      return ClusterKernelK3(groups);
+    case 4:
+      return ClusterKernelK4(groups);
+    case 5:
+      return ClusterKernelK5(groups);
+    case 6:
+      return ClusterKernelK6(groups);
+    case 7:
+      return ClusterKernelK7(groups);
+    case 8:
+      return ClusterKernelK8(groups);
+    default:
+      return nullptr;
+  }
+}
+
 }  // namespace twinspark::exl3
+
+namespace twinspark {
+
+void Exl3ClusterPlaces(CudaDevice* device) {
+  const void* kernel = exl3::ClusterKernelK3(1);
+  for (int blocks = 1; blocks <= 2; ++blocks) {
+    const size_t shared_bytes =
+        std::min(device->shared_bytes_per_block,
+                 device->shared_bytes_per_sm / blocks - exl3::kReservedPerBlock);
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes)) != cudaSuccess ||
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+            cudaSuccess) {
+      cudaGetLastError();
+      return;
+    }
+    for (int size = 1; size <= kMaxClusterSize; ++size) {
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(static_cast<unsigned>(size * device->num_sms));
+      config.blockDim = dim3(exl3::kConsumers<1> + 32);
+      config.dynamicSmemBytes = shared_bytes;
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = static_cast<unsigned>(size);
+      attribute.val.clusterDim.y = 1;
+      attribute.val.clusterDim.z = 1;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      int clusters = 0;
+      if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+        cudaGetLastError();
+        clusters = 0;
+      }
+      device->cluster_places[blocks - 1][size] = clusters;
+    }
+  }
+}
+
+}  // namespace twinspark

@@ -25,6 +25,24 @@ CudaStatus LayOutShared(const CudaDevice& device,
                         GemmArgs* args,
                         size_t* shared_bytes);
 
+// The same for clusters; `longest_pairs`: of a segment. Fills `blocks_per_sm` too.
+CudaStatus LayOutCluster(const CudaDevice& device,
+                         int bits,
+                         int kernel_groups,
+                         int longest_pairs,
+                         GemmArgs* args,
+                         size_t* shared_bytes,
+                         int* blocks_per_sm);
+
+// Launches `grid` blocks in clusters of `cluster` with programmatic dependent launch; a
+// cudaError_t.
+int LaunchCluster(const void* kernel,
+                  const GemmArgs& args,
+                  int grid,
+                  int cluster,
+                  size_t shared_bytes,
+                  void* stream);
+
 // Fills the segment table and the divisors from the counts; call when those are final.
 CudaStatus FinishArgs(GemmArgs* args);
 

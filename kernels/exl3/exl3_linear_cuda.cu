@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/launch_cuda.cuh"
 #include "kernels/device/ptx.cuh"
+#include "kernels/exl3/exl3_cluster_cuda.cuh"
 #include "kernels/exl3/exl3_gemm_plan_cuda.h"
 #include "kernels/exl3/exl3_rotate_cuda.cuh"
 
@@ -107,20 +109,96 @@ CudaStatus Validate(const Exl3LinearCudaParams& p) {
   return {};
 }
 
+// Largest number of rows of a cluster kernel.
+constexpr int kMaxClusterRows = 48;
+
+// Fills `plan` for clusters in which `units` blocks of outputs share the rotation of x; `streamed`:
+// a kernel before rotates it. False if that does not fit, all clusters at once.
+bool PlanCluster(const Exl3LinearCudaParams& params,
+                 const CudaDevice& device,
+                 GemmArgs args,
+                 int units,
+                 bool streamed,
+                 Exl3LinearPlan* plan) {
+  const int cluster = args.num_segments * units;
+  if (params.codebook != 2 || args.rows > kMaxClusterRows || cluster > kMaxClusterSize ||
+      args.num_units % units != 0 || (units > 1 && (args.num_matrices > 1 || streamed))) {
+    return false;
+  }
+  args.cluster_units = units;
+  args.whole = 0;
+  args.external_finish = 0;
+  args.resident = !streamed;
+  if (!FinishArgs(&args).ok()) return false;
+  int longest = 0;
+  for (int s = 0; s < args.num_segments; ++s) {
+    longest = std::max(longest, args.segment_begin[s + 1] - args.segment_begin[s]);
+  }
+  plan->kernel_groups = RoundGroups(args.tile_groups);
+  int blocks_per_sm = 0;
+  if (!LayOutCluster(device, params.bits, plan->kernel_groups, longest, &args, &plan->shared_bytes,
+                     &blocks_per_sm)
+           .ok() ||
+      args.num_units / units > device.cluster_places[blocks_per_sm - 1][cluster]) {
+    return false;
+  }
+  plan->grid = args.num_units * args.num_segments;
+  plan->cluster = cluster;
+  plan->xh_bytes =
+      streamed ? static_cast<size_t>(args.num_matrices) * args.num_groups * args.pairs * kPairBytes
+               : 0;
+  plan->partial_bytes = 0;
+  plan->args = args;
+  return true;
+}
+
+// The fastest way on clusters, if there is one; limits as measured. Rotating in every block costs
+// less than a kernel that rotates and its results' way through memory, unless blocks share an SM
+// and have many rows.
+bool ChooseCluster(const Exl3LinearCudaParams& params,
+                   const CudaDevice& device,
+                   const GemmArgs& args,
+                   Exl3LinearPlan* plan) {
+  constexpr int kResidentRowsBeside = 16, kSharedRowsAlone = 33;
+  if (params.cluster_units > 0) {
+    return PlanCluster(params, device, args, params.cluster_units, false, plan);
+  }
+  if (params.cluster_units == kStreamedClusters) {
+    return PlanCluster(params, device, args, 1, true, plan);
+  }
+  const bool alone = args.num_units * args.num_segments <= device.num_sms;
+  if (!alone && args.rows > kResidentRowsBeside) {
+    return PlanCluster(params, device, args, 1, true, plan);
+  }
+  if (alone && args.rows >= kSharedRowsAlone && PlanCluster(params, device, args, 2, false, plan)) {
+    return true;
+  }
+  return PlanCluster(params, device, args, 1, false, plan) ||
+         PlanCluster(params, device, args, 1, true, plan);
+}
+
 }  // namespace
 
 int Exl3Segments(int k, int num_units) {
-  // Times in us on the reference card (132 SMs, two blocks each): a pair of tile rows, what a task
-  // costs besides, what a segment costs to add. Ties go to fewer segments.
-  constexpr double kSms = 132, kPairUs = 0.105, kTaskUs = 0.3, kSegmentUs = 0.03;
+  // Clusters of 1, 2, .. blocks that the reference card holds with one and with two blocks per SM.
+  constexpr int kAlone[] = {132, 66, 39, 30, 22, 17, 15, 15};
+  constexpr int kBeside[] = {264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14};
+  constexpr double kPlaces = 264;
+  // Fitted times in us on it, between 1 and 48 rows: clusters that leave room for the next launch;
+  // clusters that do not; tasks without clusters, in rounds. A pair is two tile rows.
   const int pairs = k / kPairK;
   int best = 1;
   double best_us = 1e30;
   for (int s = 1; s <= std::max(1, std::min(pairs / 4, kMaxSegments)); ++s) {
-    const double per_sm = std::ceil(num_units * s / kSms);
-    double us = per_sm * (std::ceil(static_cast<double>(pairs) / s) * kPairUs + kTaskUs);
-    if (per_sm < 2) us *= 1.2;  // one block does not fill the issue slots
-    us += s > 1 ? kSegmentUs * s : 0;
+    const double length = static_cast<double>(pairs) / s;
+    double us;
+    if (s <= static_cast<int>(std::size(kAlone)) && num_units <= kAlone[s - 1]) {
+      us = 2.7 + 0.21 * length;
+    } else if (s <= static_cast<int>(std::size(kBeside)) && num_units <= kBeside[s - 1]) {
+      us = 3.7 + 0.33 * length;
+    } else {
+      us = 5.0 + std::ceil(num_units * s / kPlaces) * (0.31 * length + 0.9) + 0.03 * s;
+    }
     if (us < best_us - 1e-9) {
       best_us = us;
       best = s;
@@ -150,9 +228,18 @@ CudaStatus PlanExl3Linear(const Exl3LinearCudaParams& params,
   args.num_units = units;
   args.num_segments = params.num_segments > 0 ? params.num_segments : Exl3Segments(params.k, units);
   args.num_groups = (params.rows + kGroupRows - 1) / kGroupRows;
-  args.num_tiles = (args.num_groups + kMaxTileGroups - 1) / kMaxTileGroups;
+  // Few tasks: more of them, each of fewer rows, rather than SMs without work.
+  const bool few = units * args.num_segments < device.num_sms && args.num_groups <= kMaxTileGroups;
+  const int most_groups = few ? kMaxTileGroups / 2 : kMaxTileGroups;
+  args.num_tiles = (args.num_groups + most_groups - 1) / most_groups;
   args.tile_groups = (args.num_groups + args.num_tiles - 1) / args.num_tiles;
   args.num_tiles = (args.num_groups + args.tile_groups - 1) / args.tile_groups;
+  plan->cluster = 0;
+  if (params.cluster_units != kNoClusters && ChooseCluster(params, device, args, plan)) return {};
+  if (params.cluster_units > 0 || params.cluster_units == kStreamedClusters) {
+    return CudaError(-1, "exl3 linear: no cluster of %d x %d segments for %d rows here",
+                     params.cluster_units, args.num_segments, params.rows);
+  }
   // One task per segment while whole outputs would leave SMs without work.
   args.whole = args.num_segments == 1 || units * args.num_tiles * 2 >= 3 * device.num_sms;
   args.external_finish = !args.whole && params.rows > kGroupRows;
@@ -176,6 +263,10 @@ CudaStatus PlanExl3Linear(const Exl3LinearCudaParams& params,
       static_cast<int64_t>(units) * args.num_tiles * (args.whole ? 1 : args.num_segments);
   plan->grid = static_cast<int>(std::min<int64_t>(
       tasks, BlocksPerSm(device, plan->kernel_groups, plan->shared_bytes) * device.num_sms));
+  // So that a block keeps its segment, and with it its rotated inputs.
+  if (args.resident && !args.whole && plan->grid < tasks && plan->grid > args.num_segments) {
+    plan->grid -= plan->grid % args.num_segments;
+  }
   plan->xh_bytes = args.resident ? 0
                                  : static_cast<size_t>(params.num_matrices) * args.num_groups *
                                        args.pairs * kPairBytes;
@@ -232,9 +323,15 @@ CudaStatus Exl3LinearCuda(const Exl3LinearCudaParams& params,
                             reinterpret_cast<uint32_t*>(scratch + kCudaCounterBytes));
     if (error != cudaSuccess) return CudaError(error, "exl3 rotate: %s", cudaGetErrorString(error));
   }
-  const GemmLauncher launch =
-      FindGemm(params.bits, params.codebook, plan.kernel_groups, args.num_tiles > 1);
-  error = static_cast<cudaError_t>(launch(args, plan.grid, plan.shared_bytes, stream));
+  if (plan.cluster > 0) {
+    error = static_cast<cudaError_t>(
+        LaunchCluster(FindClusterKernel(params.bits, plan.kernel_groups), args, plan.grid,
+                      plan.cluster, plan.shared_bytes, stream));
+  } else {
+    const GemmLauncher launch =
+        FindGemm(params.bits, params.codebook, plan.kernel_groups, args.num_tiles > 1);
+    error = static_cast<cudaError_t>(launch(args, plan.grid, plan.shared_bytes, stream));
+  }
   if (error != cudaSuccess) return CudaError(error, "exl3 product: %s", cudaGetErrorString(error));
   if (args.external_finish) {
     const int64_t warps = static_cast<int64_t>(args.num_units) * args.rows;

@@ -19,6 +19,8 @@
 
 namespace twinspark {
 
+inline constexpr int kNoClusters = -1, kStreamedClusters = -2;  // the latter: x is rotated before
+
 struct Exl3LinearCudaParams {
   int32_t k = 0;         // inputs, a multiple of 128
   int32_t bits = 0;      // 1..8
@@ -30,6 +32,10 @@ struct Exl3LinearCudaParams {
   exl3::GemmMatrix matrices[exl3::kMaxMatrices] = {};  // first_unit is filled by the op
   int32_t num_segments = 0;                            // 0: Exl3Segments(k, sum of n / 128)
   bool rounding_upstream = false;                      // golden comparison only
+  // For checks and measurements; results are the same on every path. 0: the plan chooses. U > 0:
+  // clusters in which U blocks of outputs share the rotation of x; or one of the values below. A
+  // path that the call does not have is refused.
+  int32_t cluster_units = 0;
 };
 
 inline constexpr int kMaxLinearRows = 8192;
@@ -38,10 +44,15 @@ inline constexpr int kMaxLinearRows = 8192;
 // count of the reference card and the same on every device.
 int Exl3Segments(int k, int num_units);
 
+// Fills device->cluster_places from the driver's answers for the current device. Without it no
+// clusters are used.
+void Exl3ClusterPlaces(CudaDevice* device);
+
 struct Exl3LinearPlan {
   exl3::GemmArgs args;
   int kernel_groups;
   int grid;
+  int cluster;  // blocks of a cluster; 0: none
   size_t shared_bytes;
   size_t xh_bytes, partial_bytes;  // of the workspace, after the counters
 };

@@ -1,6 +1,8 @@
 // Speed of the EXL3 linear on a GPU, and that a row keeps its bits whatever the number of rows.
 //
 //   exl3_linear_gpu_bench [--json=PATH] [--quick] [--sweep] [--shape=NAME]
+//   exl3_linear_gpu_bench --shape=NAME --probe=SEGMENTS,PATH,ROWS    a few plain calls, for a
+//   profiler
 //
 // Method: graphs of 24 to 160 calls over weight copies of more than L2 (600 MB, or 160 copies), two
 // warm-up replays, median of eight. Inputs f16 normal, output f16. "floor" is the larger of reading
@@ -284,6 +286,12 @@ int Main(int argc, char** argv) {
   double log_ratio[kNumRowCounts] = {}, log_exact[2] = {}, log_us[kNumRowCounts] = {};
   int main_count = 0;
   int64_t total_mismatches = 0;
+  for (int blocks : {1, 2}) {
+    std::printf("clusters of 1 to %d with %d blocks per SM:", kMaxClusterSize, blocks);
+    for (int size = 1; size <= kMaxClusterSize; ++size)
+      std::printf(" %d", device.cluster_places[blocks - 1][size]);
+    std::printf("\n");
+  }
   std::printf("%-15s %3s %6s %2s", "shape", "K", "floor", "S");
   for (int rows : kRowCounts)
     std::printf(" %12d", rows);
@@ -309,30 +317,59 @@ int Main(int argc, char** argv) {
     }
     const Workspace workspace(Exl3LinearWorkspaceBytes(shape, device, max_rows) +
                               (size_t{256} << 20));
-    auto time = [&](int rows, int segments) {
+    auto params = [&](int rows, int segments, int cluster_units, int i) {
+      Exl3LinearCudaParams p = Params(s, rows);
+      p.num_segments = segments;
+      p.cluster_units = cluster_units;
+      for (int j = 0; j < s.count; ++j) {
+        p.matrices[j] =
+            copies.matrices[static_cast<size_t>((i % copies_wanted) * s.count + j)].Bind(
+                x.get(), s.k, y.get() + j * s.n, static_cast<int64_t>(s.n) * s.count);
+      }
+      return p;
+    };
+    // 0 if the path does not exist for the shape.
+    auto time = [&](int rows, int segments, int cluster_units) {
+      Exl3LinearPlan plan;
+      if (!PlanExl3Linear(params(rows, segments, cluster_units, 0), device, &plan).ok()) return 0.0;
       return TimeGraph(calls, quick ? 4 : 8, [&](int i, cudaStream_t stream) {
-        Exl3LinearCudaParams p = Params(s, rows);
-        p.num_segments = segments;
-        for (int j = 0; j < s.count; ++j) {
-          p.matrices[j] =
-              copies.matrices[static_cast<size_t>((i % copies_wanted) * s.count + j)].Bind(
-                  x.get(), s.k, y.get() + j * s.n, static_cast<int64_t>(s.n) * s.count);
-        }
-        GPU_CHECK_OK(Exl3LinearCuda(p, device, workspace.view(), stream));
+        GPU_CHECK_OK(Exl3LinearCuda(params(rows, segments, cluster_units, i), device,
+                                    workspace.view(), stream));
       });
     };
     const int units = s.n / 128 * s.count;
     const double floor =
         std::max(s.read_us, static_cast<double>(s.k) * s.n * s.count / kWeightsPerUs);
-    if (sweep) {
-      std::printf("%-15s sweep:", s.name);
-      for (int segments : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
-                           14, 16, 17, 18, 20, 22, 24, 26, 29, 33, 36, 40}) {
-        if (segments > s.k / 128 || units * segments > 2200 || units * segments < 60) continue;
-        std::printf("  %d: %.2f/%.2f/%.2f", segments, time(1, segments), time(8, segments),
-                    time(24, segments));
+    if (const char* probe = Option(argc, argv, "probe")) {
+      int segments = 0, path = 0, rows = 1;
+      if (std::sscanf(probe, "%d,%d,%d", &segments, &path, &rows) != 3) return 2;
+      std::printf("%s: %.2f us\n", s.name, time(rows, segments, path));
+      for (int i = 0; i < 4; ++i) {
+        Exl3LinearCudaParams p = params(rows, segments, path, i);
+        GPU_CHECK_OK(Exl3LinearCuda(p, device, workspace.view(), nullptr));
       }
-      std::printf("  (chosen %d)\n", Exl3Segments(s.k, units));
+      GPU_CHECK(cudaDeviceSynchronize());
+      continue;
+    }
+    if (sweep) {
+      // Cuts, and for each the paths (Exl3LinearCudaParams::cluster_units).
+      const int chosen = Exl3Segments(s.k, units);
+      for (int segments : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16}) {
+        if (segments > s.k / 128 || (segments != chosen && units * segments > 400)) continue;
+        for (int path : {kNoClusters, kStreamedClusters, 1, 2, 4}) {
+          if (path == kNoClusters && segments != chosen) continue;
+          bool any = false;
+          for (int rows : {1, 2, 8, 16, 24, 48}) {
+            const double us = time(rows, segments, path);
+            if (us == 0) continue;
+            if (!any) std::printf("%-15s S %2d path %2d:", s.name, segments, path);
+            any = true;
+            std::printf("  %d: %.2f", rows, us);
+          }
+          if (any) std::printf("\n");
+        }
+      }
+      std::printf("%-15s chosen %d\n", s.name, Exl3Segments(s.k, units));
       std::fflush(stdout);
       continue;
     }
@@ -340,7 +377,7 @@ int Main(int argc, char** argv) {
     total_mismatches += same.mismatches;
     std::printf("%-15s %3d %6.2f %2d", s.name, s.bits, floor, Exl3Segments(s.k, units));
     for (int i = 0; i < kNumRowCounts; ++i) {
-      const double us = time(kRowCounts[i], 0);
+      const double us = time(kRowCounts[i], 0, 0);
       const double ratio = s.anchor[i] / us;
       std::printf(" %6.2f %4.2fx", us, ratio);
       json.Write(

@@ -125,12 +125,15 @@ __device__ __forceinline__ void Load16(const void* p, int type, float (&v)[16]) 
   }
 }
 
-__device__ __forceinline__ Rotated16 RotateInput16(float (&v)[16], const void* suh, int lane) {
-  float scale[16];
-  Load16(suh, kTypeF16, scale);
+// v: x * suh of the lane's 16 channels. Lanes of one 128-block differ in bits kShift .. kShift + 2
+// of their number.
+template <int kShift>
+__device__ __forceinline__ Rotated16 RotateScaled16(float (&v)[16], int lane, bool upstream) {
+  if (upstream) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i)
-    v[i] *= scale[i];
+    for (int i = 0; i < 16; ++i)
+      v[i] = __half2float(__float2half_rn(v[i]));
+  }
 #pragma unroll
   for (int h = 1; h < 16; h *= 2) {
 #pragma unroll
@@ -143,7 +146,7 @@ __device__ __forceinline__ Rotated16 RotateInput16(float (&v)[16], const void* s
     }
   }
 #pragma unroll
-  for (int mask = 1; mask < 8; mask *= 2) {
+  for (int mask = 1 << kShift; mask < 8 << kShift; mask *= 2) {
     const float sign = (lane & mask) ? -1.0f : 1.0f;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -159,17 +162,24 @@ __device__ __forceinline__ Rotated16 RotateInput16(float (&v)[16], const void* s
   return out;
 }
 
-// Stores it: a lane holds one of the two tile rows of a pair, its neighbour (l ^ 1) the other; they
-// swap halves, so that each writes 32 bytes in one run.
-__device__ __forceinline__ void StoreRotated16(uint32_t* xh,
-                                               int pairs,
-                                               const TilePlace& place,
-                                               int block,
-                                               int lane,
-                                               const Rotated16& r,
-                                               bool valid) {
-  const bool odd = (lane & 1) != 0;
-  // words[t] and words[t + 4] belong to fragment lane t; the even lane writes t = 0, 1, the odd
+__device__ __forceinline__ Rotated16 RotateInput16(float (&v)[16], const void* suh, int lane) {
+  float scale[16];
+  Load16(suh, kTypeF16, scale);
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    v[i] *= scale[i];
+  return RotateScaled16<0>(v, lane, false);
+}
+
+// The 32 bytes of fragments that a lane stores of its 16 channels: it holds one of the two tile
+// rows of a pair, its neighbour (the lowest of the three bits flipped) the other; they swap halves.
+struct Fragments16 {
+  uint4 v[2];
+};
+template <int kShift>
+__device__ __forceinline__ Fragments16 SwapHalves(const Rotated16& r, int lane) {
+  const bool odd = ((lane >> kShift) & 1) != 0;
+  // words[t] and words[t + 4] belong to fragment lane t; the even lane keeps t = 0, 1, the odd
   // 2, 3.
   uint32_t mine[4], other[4];
 #pragma unroll
@@ -178,21 +188,34 @@ __device__ __forceinline__ void StoreRotated16(uint32_t* xh,
     const uint32_t keep = odd ? r.words[2 + t + high] : r.words[t + high];
     const uint32_t give = odd ? r.words[t + high] : r.words[2 + t + high];
     mine[i] = keep;
-    other[i] = __shfl_xor_sync(0xffffffffu, give, 1);
+    other[i] = __shfl_xor_sync(0xffffffffu, give, 1 << kShift);
   }
+  Fragments16 out;
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    out.v[t] = odd ? make_uint4(other[t], other[t + 2], mine[t], mine[t + 2])
+                   : make_uint4(mine[t], mine[t + 2], other[t], other[t + 2]);
+  }
+  return out;
+}
+
+__device__ __forceinline__ void StoreRotated16(uint32_t* xh,
+                                               int pairs,
+                                               const TilePlace& place,
+                                               int block,
+                                               int lane,
+                                               const Rotated16& r,
+                                               bool valid) {
+  const Fragments16 fragments = SwapHalves<0>(r, lane);
   if (!valid) return;
   uint32_t* out = xh +
                   (place.first_group * pairs +
                    static_cast<int64_t>(block * 4 + (lane & 7) / 2) * place.num_groups +
                    place.row / kGroupRows) *
                       128 +
-                  (4 * (place.row % kGroupRows) + (odd ? 2 : 0)) * 4;
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const uint4 v = odd ? make_uint4(other[t], other[t + 2], mine[t], mine[t + 2])
-                        : make_uint4(mine[t], mine[t + 2], other[t], other[t + 2]);
-    *(reinterpret_cast<uint4*>(out) + t) = v;
-  }
+                  (4 * (place.row % kGroupRows) + (lane & 1) * 2) * 4;
+  *reinterpret_cast<uint4*>(out) = fragments.v[0];
+  *(reinterpret_cast<uint4*>(out) + 1) = fragments.v[1];
 }
 
 // z of the lane's four outputs -> y, still f32: Hadamard, scale, svh.
