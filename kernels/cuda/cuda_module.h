@@ -19,7 +19,8 @@ inline constexpr int kCudaInterfaceVersion = 3;
 struct CudaModule {
   int version;  // kCudaInterfaceVersion of the module
 
-  // Fills `device` for GPU `index`; code > 0 with the driver's words if there is none.
+  // Fills `device` for GPU `index`; code > 0 with the driver's words if there is none. Asks the
+  // driver what fits the GPU, which creates its context; the current GPU stays what it was.
   CudaStatus (*query_device)(int index, CudaDevice* device);
 
   // Device memory of the current GPU, zeroed; what it is for is the caller's business.

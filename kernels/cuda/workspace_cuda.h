@@ -16,8 +16,9 @@ struct CudaWorkspace {
   size_t bytes = 0;
 };
 
-// What the plans need to know of a device; filled once from its properties.
 inline constexpr int kMaxClusterSize = 16;
+
+// What the plans need to know of a device; filled once from its properties.
 struct CudaDevice {
   int num_sms = 0;
   size_t shared_bytes_per_sm = 0;
