@@ -176,6 +176,7 @@ class Stream(threading.Thread):
                      "max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False},
                      **fields}
         self.tokens = []
+        self.num_steps = 0  # events with tokens: one per op that brought this stream any
         self.errors = []
         self.status = None
         self.end = None  # "done", or why the connection ended
@@ -205,8 +206,9 @@ class Stream(threading.Thread):
             event = json.loads(line[6:])
             if "error" in event:
                 self.errors.append(event["error"])
-            for choice in event.get("choices", []):
-                self.tokens += choice.get("token_ids") or []
+            ids = [token for choice in event.get("choices", []) for token in choice.get("token_ids") or []]
+            self.num_steps += bool(ids)
+            self.tokens += ids
 
     def wait_tokens(self, count, seconds=START_SECONDS):
         wait_until(lambda: len(self.tokens) >= count or self.end is not None, seconds, f"{count} tokens")
