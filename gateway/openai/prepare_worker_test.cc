@@ -3,6 +3,8 @@
 // meanwhile, and in which order, is counted.
 #include "gateway/openai/prepare_worker.h"
 
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <vector>
 
@@ -32,18 +34,32 @@ class Blocker {
   std::promise<void> begun_, release_;
 };
 
-TEST(PrepareWorker, SmallTasksPassALargeOne) {
-  PrepareWorker worker(100 * kLarge);
-  Blocker blocker(worker);
-  std::promise<void> large_ran;
-  EXPECT_TRUE(worker.Run({kLarge, nullptr, [&] { large_ran.set_value(); }}));
-  for (int i = 0; i < 20; ++i) {
-    std::promise<void> ran;
-    EXPECT_TRUE(worker.Run({PrepareWorker::kMaxSmallBytes, nullptr, [&] { ran.set_value(); }}));
-    ran.get_future().wait();  // for ever, if it stood behind the two
+TEST(PrepareWorker, SmallTasksPassLargeOnes) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> num_begun{0}, num_ended{0};
+  {
+    PrepareWorker worker(100 * kLarge);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(worker.Run({kLarge, nullptr, [&, released] {
+                                ++num_begun;
+                                released.wait();
+                                ++num_ended;
+                              }}));
+    }
+    for (int i = 0; i < 20; ++i) {
+      const auto ran = std::make_shared<std::promise<void>>();
+      EXPECT_TRUE(
+          worker.Run({PrepareWorker::kMaxSmallBytes, nullptr, [ran] { ran->set_value(); }}));
+      // Never, if large tasks could take both threads.
+      const auto state = ran->get_future().wait_for(std::chrono::seconds(60));
+      EXPECT_EQ(state, std::future_status::ready);
+      if (state != std::future_status::ready) break;
+    }
+    EXPECT_LE(num_begun.load(), 1) << "one at a time";
+    release.set_value();
   }
-  blocker.Release();
-  large_ran.get_future().wait();
+  EXPECT_EQ(num_ended.load(), num_begun.load()) << "the rest was dropped with the worker";
 }
 
 TEST(PrepareWorker, SmallestFirstAndTheOldestNowAndThen) {
