@@ -10,6 +10,7 @@ import random
 import socket
 import subprocess
 import threading
+import time
 import urllib.parse
 
 from conftest import MODEL_ID
@@ -40,7 +41,7 @@ TYPED_FIELDS = ["messages", "temperature", "top_p", "top_k", "min_p", "n", "max_
 
 def hostile(rng):
     """(kind, bytes, statuses that are a clear refusal; 200 where the value happens to be right)."""
-    kind = rng.choice(["deep", "utf8", "cut_json", "type", "type", "type", "large", "header_flood", "long_header", "binary", "half", "bad_length",
+    kind = rng.choice(["deep", "utf8", "cut_json", "type", "type", "type", "large", "header_flood", "long_header", "binary", "half", "slow", "bad_length",
                        "chunks", "path", "method", "surrogate", "number", "smuggle", "content_type", "long_context"])
     if kind == "deep":
         depth = rng.randint(129, 50000)
@@ -63,6 +64,9 @@ def hostile(rng):
     if kind == "half":
         request = http(json.dumps(GOOD))
         return kind, request[: rng.randrange(1, len(request))], set()
+    if kind == "slow":  # the body comes in drops over half a second, and is cut in the end
+        body = json.dumps(GOOD)[:-1].encode()
+        return kind, http(body), {400}
     if kind == "bad_length":
         return kind, http("{}", length=rng.choice(["-1", "abc", "99999999999999999999", "1e3"])), {400, 413}
     if kind == "chunks":
@@ -82,11 +86,14 @@ def hostile(rng):
     return kind, with_field("messages", [{"role": "user", "content": "word " * rng.randint(40000, 60000)}]), {400}
 
 
-def send(host, port, data, expects_answer):
+def send(host, port, data, expects_answer, num_drops=1):
     """Status and body of the first answer; None when the connection ended without one."""
     with socket.create_connection((host, port), timeout=30) as connection:
         try:
-            connection.sendall(data)
+            for drop in range(num_drops):
+                connection.sendall(data[len(data) * drop // num_drops : len(data) * (drop + 1) // num_drops])
+                if num_drops > 1:
+                    time.sleep(0.5 / num_drops)
         except OSError:
             pass  # refused before all of it was sent; the answer may be there
         if not expects_answer:
@@ -132,7 +139,7 @@ def test_a_thousand_hostile_requests_harm_no_stream(cluster, client):
     try:
         for i in range(NUM_HOSTILE):
             kind, data, refusals = hostile(rng)
-            status, answer = send(host, port, data, expects_answer=bool(refusals))
+            status, answer = send(host, port, data, expects_answer=bool(refusals), num_drops=20 if kind == "slow" else 1)
             if not refusals:
                 continue
             assert status in refusals, (i, kind, status, data[:300], answer[:300])
