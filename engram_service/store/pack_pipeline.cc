@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kReaders = 2;
 constexpr size_t kBuilders = 3;
-constexpr size_t kSlots = kReaders + kBuilders + 2;
+constexpr size_t kSlots = kReaders + kBuilders + 5;  // the rest waits while a sync lasts
 
 // Bounded by the number of ExtentWork objects that exist. A null entry ends the line for one
 // thread.

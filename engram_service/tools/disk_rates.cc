@@ -2,6 +2,7 @@
 #include "engram_service/tools/disk_rates.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -27,13 +28,17 @@ double Rate(uint64_t bytes, Clock::time_point begin) {
   return static_cast<double>(bytes) / std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-absl::StatusOr<double> ReadRate(const TableFile& file, uint64_t bytes) {
+// Over and over the first `bytes`, for as long as `other` runs; at least once.
+absl::StatusOr<double> ReadRate(const TableFile& file,
+                                uint64_t bytes,
+                                const std::atomic<bool>& other) {
   AlignedBuffer buffer;
   const auto to = buffer.Get(kTransferBytes);
   const auto begin = Clock::now();
   uint64_t done = 0;
-  while (done < bytes) {
-    const ssize_t n = pread(file.fd.get(), to.data(), kTransferBytes, static_cast<off_t>(done));
+  while (done < bytes || other) {
+    const ssize_t n =
+        pread(file.fd.get(), to.data(), kTransferBytes, static_cast<off_t>(done % bytes));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, file.path);
     done += static_cast<uint64_t>(n);
@@ -41,7 +46,9 @@ absl::StatusOr<double> ReadRate(const TableFile& file, uint64_t bytes) {
   return Rate(done, begin);
 }
 
-absl::StatusOr<double> WriteRate(const std::string& dir, uint64_t bytes) {
+absl::StatusOr<double> WriteRate(const std::string& dir,
+                                 uint64_t bytes,
+                                 std::atomic<bool>& running) {
   Fd fd(open(dir.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600));
   if (!fd.valid()) fd = Fd(open(dir.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!fd.valid()) return ErrnoStatus(errno, dir);
@@ -51,9 +58,12 @@ absl::StatusOr<double> WriteRate(const std::string& dir, uint64_t bytes) {
   const auto from = buffer.Get(kTransferBytes);
   std::fill(from.begin(), from.end(), uint8_t{0x5a});
   const auto begin = Clock::now();
-  for (uint64_t done = 0; done < bytes; done += kTransferBytes)
-    RETURN_IF_ERROR(WriteExactly(fd.get(), done, from, dir));
-  if (fdatasync(fd.get()) != 0) return ErrnoStatus(errno, dir);
+  absl::Status status;
+  for (uint64_t done = 0; status.ok() && done < bytes; done += kTransferBytes)
+    status = WriteExactly(fd.get(), done, from, dir);
+  if (status.ok() && fdatasync(fd.get()) != 0) status = ErrnoStatus(errno, dir);
+  running = false;
+  RETURN_IF_ERROR(status);
   return Rate(bytes, begin);
 }
 
@@ -66,11 +76,14 @@ absl::StatusOr<DiskRates> MeasureDiskRates(const std::string& source,
   bytes = std::min(bytes, file.bytes) / kTransferBytes * kTransferBytes;
   if (bytes == 0) return absl::InvalidArgumentError(source + " is too small to measure a drive");
   DiskRates rates;
-  ASSIGN_OR_RETURN(rates.read, ReadRate(file, bytes));
-  ASSIGN_OR_RETURN(rates.write, WriteRate(out_dir, bytes));
+  std::atomic<bool> other{false};
+  ASSIGN_OR_RETURN(rates.read, ReadRate(file, bytes, other));
+  ASSIGN_OR_RETURN(rates.write, WriteRate(out_dir, bytes, other));
   absl::StatusOr<double> beside = absl::InternalError("not measured");
-  std::thread reader([&] { beside = ReadRate(file, bytes); });
-  const absl::StatusOr<double> write_beside = WriteRate(out_dir, bytes);
+  other = true;
+  std::thread reader([&] { beside = ReadRate(file, bytes, other); });
+  const absl::StatusOr<double> write_beside = WriteRate(out_dir, bytes, other);
+  other = false;
   reader.join();
   RETURN_IF_ERROR(beside.status());
   RETURN_IF_ERROR(write_beside.status());
