@@ -75,6 +75,14 @@ class EngineInbox {
     if (std::this_thread::get_id() != taker_.load()) completions_.Wake();
   }
 
+  // Since the taker last looked at its streams. More than the time-out of its Takes: it did not get
+  // to run, and what the workers sent lies unread.
+  int64_t UnreadUs() const {
+    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() -
+                                                                 turned_at_.load())
+        .count();
+  }
+
   // Ends a Take that waits, without a message.
   void Wake() { completions_.Wake(); }
 
@@ -87,9 +95,10 @@ class EngineInbox {
         std::lock_guard lock(mutex_);
         if (!messages_.empty()) return std::exchange(messages_, {});
       }
-      const int64_t left_us = std::chrono::duration_cast<std::chrono::microseconds>(
-                                  end - std::chrono::steady_clock::now())
-                                  .count();
+      const auto now = std::chrono::steady_clock::now();
+      turned_at_.store(now);
+      const int64_t left_us =
+          std::chrono::duration_cast<std::chrono::microseconds>(end - now).count();
       if (completions_.RunOne(std::max(left_us, int64_t{0}))) continue;
       std::lock_guard lock(mutex_);
       return std::exchange(messages_, {});
@@ -99,6 +108,7 @@ class EngineInbox {
  private:
   CompletionLoop& completions_;
   std::atomic<std::thread::id> taker_{};
+  std::atomic<std::chrono::steady_clock::time_point> turned_at_{};
   std::mutex mutex_;
   std::vector<EngineMessage> messages_;
 };

@@ -10,6 +10,8 @@
 namespace twinspark::gateway {
 namespace {
 
+// The engine thread reads at least every 100 ms. Later than this the gateway lacks a processor.
+constexpr int64_t kReadLateUs = 200'000;
 constexpr int kTicksPerPoll = limits::kStatusPollMs / limits::kHeartbeatPeriodMs;
 static_assert(kTicksPerPoll >= 1);
 
@@ -67,7 +69,11 @@ void WorkerMonitor::CheckSilence(WorkerGroup& group) {
     const int64_t silence_ms = group.SilenceUs(rank) / 1000;
     board_.OnHeartbeatAge(rank, static_cast<double>(silence_ms) / 1000);
     int& ticks = silent_ticks_[static_cast<size_t>(rank)];
-    ticks = silence_ms < limits::kHeartbeatPeriodMs ? 0 : ticks + 1;
+    if (silence_ms < limits::kHeartbeatPeriodMs) {
+      ticks = 0;
+    } else if (inbox_.UnreadUs() < kReadLateUs) {
+      ++ticks;
+    }
     if (silence_ms < worker_silence_ms_ ||
         (ticks + 1) * limits::kHeartbeatPeriodMs < worker_silence_ms_) {
       continue;

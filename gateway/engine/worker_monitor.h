@@ -46,8 +46,9 @@ class WorkerMonitor {
   bool stop_ = false;
   std::shared_ptr<WorkerGroup> group_;
 
-  // Monitor thread only. Silence counts in ticks of this thread, so that time in which the gateway
-  // itself did not run (it was stopped, or the machine was) is not blamed on a worker.
+  // Monitor thread only. Silence counts in ticks of this thread in which the engine thread ran too,
+  // so that time in which the gateway itself did not run (it was stopped, or the machine was, or
+  // others had the processors) is not blamed on a worker.
   std::vector<int> silent_ticks_;
   uint64_t watched_epoch_ = 0;
   uint64_t lost_epoch_ = 0;
