@@ -62,8 +62,10 @@ absl::Status CheckSegment(const PackedHeader& header,
     return absl::DataLossError(absl::StrCat(name, "column ", segment.column, " is not order ",
                                             segment.order, " head ", segment.head));
   }
-  if (segment.global_row_lo + segment.rows > header.table_rows) {
-    return Refuse(name + "last row", segment.global_row_lo + segment.rows, header.table_rows);
+  if (segment.rows > header.table_rows ||
+      segment.global_row_lo > header.table_rows - segment.rows) {  // no sum: it may wrap
+    return absl::DataLossError(absl::StrCat(name, "rows ", segment.global_row_lo, " + ",
+                                            segment.rows, " of a table of ", header.table_rows));
   }
   return absl::OkStatus();
 }
