@@ -193,11 +193,14 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
     const DF d;
     HWY_ALIGN float buffer[hn::MaxLanes(DF())];
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    for (int64_t i = 0; i < n; i += lanes) {
-      const int64_t count = std::min(lanes, n - i);
-      hn::Store(count == lanes ? LoadF32(d, x + i) : LoadTail(d, x + i, count), d, buffer);
-      std::memcpy(dst + 4 * i, buffer, static_cast<size_t>(count) * sizeof(float));
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      hn::Store(LoadF32(d, x + i), d, buffer);
+      std::memcpy(dst + 4 * i, buffer, sizeof(buffer));
     }
+    if (i == n) return;
+    hn::Store(LoadTail(d, x + i, n - i), d, buffer);
+    std::memcpy(dst + 4 * i, buffer, static_cast<size_t>(n - i) * sizeof(float));
     return;
   }
   const int group = CacheGroup(format);
@@ -261,16 +264,15 @@ HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* 
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   if (format == CacheFormat::kF32) {
     HWY_ALIGN float buffer[hn::MaxLanes(DF())] = {};
-    for (int64_t i = 0; i < n; i += lanes) {
-      const int64_t count = std::min(lanes, n - i);
-      std::memcpy(buffer, src + 4 * i, static_cast<size_t>(count) * sizeof(float));
-      const VF v = hn::Load(d, buffer);
-      if (count == lanes) {
-        StoreF32(v, d, out + i);
-      } else {
-        StoreTail(v, d, out + i, count);
-      }
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      std::memcpy(buffer, src + 4 * i, sizeof(buffer));
+      StoreF32(hn::Load(d, buffer), d, out + i);
     }
+    if (i == n) return;
+    CheckTail(n - i);
+    std::memcpy(buffer, src + 4 * i, static_cast<size_t>(n - i) * sizeof(float));
+    StoreTail(hn::Load(d, buffer), d, out + i, n - i);
     return;
   }
   const int64_t group = CacheGroup(format);
