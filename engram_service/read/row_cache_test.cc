@@ -117,7 +117,9 @@ TEST(RowCache, MemoryIsTheArenaFromTheStart) {
   EXPECT_GE(made_bytes - before, kBytes * 8 / 10);
   for (int32_t i = 0; i < 200000; ++i)
     Fill(cache, cache.Insert(Key(2, i * 3)), 0, i);
+#ifndef TWINSPARK_SANITIZER  // a sanitizer's shadow grows with what is touched
   EXPECT_LE(ResidentBytes(), made_bytes + (size_t{2} << 20));
+#endif
 }
 
 // Entries come as the memory does: nothing is found that was not put in, nothing is refused once
