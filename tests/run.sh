@@ -3,7 +3,7 @@
 #   ./tests/run.sh            everything that fits into CI
 #   ./tests/run.sh --full     and the long ones: every golden combination
 #   ./tests/run.sh --long     and the 10 minutes of clients that die at random (engram_soak)
-#   ./tests/run.sh --sanitizers  builds and runs the unit tests under ASan + UBSan, and what has no gRPC under TSan, instead
+#   ./tests/run.sh --sanitizers  builds and runs unit and smoke tests under ASan + UBSan, and what has threads and no gRPC under TSan, instead
 #   ./tests/run.sh --filter R only the ctest entries that match the regular expression R
 # Exit code 0 only if every test passed. The last lines are ctest's own summary, then one line of ours.
 set -euo pipefail
@@ -43,8 +43,11 @@ if ((sanitizers)); then
   ctest --test-dir build/asan --output-on-failure -L 'unit|smoke' -R "$filter"
   # TSan reports races inside the packaged gRPC and Abseil, so only what has none of them.
   stage "tsan"
-  build tsan kernels_test gateway_scheduler_test gateway_text_test gateway_http_test engram_service_read_test shard_worker_runtime_test
-  ctest --test-dir build/tsan --output-on-failure -R '^(kernels|gateway_scheduler|gateway_text|gateway_http|engram_service_read|shard_worker_runtime)_test$'
+  threaded=(kernels_test kernels_{attention,engram,exl3,gemm,hyper_connection,indexer,moe,norm,quant,rope,sampling}_test
+    shard_worker_model_test shard_worker_runtime_test gateway_scheduler_test gateway_text_test gateway_http_test
+    engram_service_read_test)
+  build tsan "${threaded[@]}"
+  ctest --test-dir build/tsan --output-on-failure -R "^($(IFS='|'; echo "${threaded[*]}"))\$"
   stage "all passed"
   exit 0
 fi
