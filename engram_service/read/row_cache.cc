@@ -11,8 +11,6 @@
 #include <type_traits>
 
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,7 +22,8 @@ namespace twinspark::engram {
 namespace {
 
 constexpr uint8_t kMaxCount = 3;
-constexpr size_t kPopulateStep = size_t{32} << 20;
+// Each step holds the lock of the address space: one huge page, so that nobody waits long for it.
+constexpr size_t kPopulateStep = size_t{2} << 20;
 constexpr uint32_t kMinEntries = 16;
 
 // One step of population; EINVAL: a kernel without the call, which leaves it to the page faults.
@@ -131,11 +130,6 @@ absl::Status RowCache::StartPopulating(Populate populate) {
                                                        " bytes, the machine has ", available,
                                                        " available; lower DSV41_CACHE_GIB"));
     }
-    populate_thread_ = std::thread([this] {
-      // The start of everything else comes first.
-      setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
-      PopulateAll();
-    });
     return absl::OkStatus();
   }
   // Now: running out of memory later would be a kill in service.
@@ -146,9 +140,17 @@ absl::Status RowCache::StartPopulating(Populate populate) {
                                                    "; lower DSV41_CACHE_GIB"));
 }
 
+void RowCache::PopulateBehind() {
+  CHECK(!populate_thread_.joinable() && usable() == 0);
+  populate_thread_ = std::thread([this] { PopulateAll(); });
+}
+
 void RowCache::PopulateAll() {
   auto* base = static_cast<uint8_t*>(arena_);
-  int error = PopulateRange(base + rows_bytes_, RoundUp(arena_bytes_ - rows_bytes_, 4096));
+  int error = 0;
+  const size_t end = RoundUp(arena_bytes_, 4096);
+  for (size_t at = rows_bytes_; error == 0 && at < end && !stop_; at += kPopulateStep)
+    error = PopulateRange(base + at, std::min(kPopulateStep, end - at));
   for (size_t done = 0; error == 0 && done < rows_bytes_ && !stop_;) {
     const size_t step = std::min(kPopulateStep, rows_bytes_ - done);
     error = PopulateRange(base + done, step);

@@ -50,7 +50,8 @@ struct RowCacheStats {
 
 class RowCache {
  public:
-  // Populating gigabytes takes seconds on a busy machine: kBehind lets the service start meanwhile.
+  // Populating gigabytes takes seconds on a busy machine: with kBehind it is done by a thread that
+  // PopulateBehind starts, once whatever must not wait for it is done.
   enum class Populate { kNow, kBehind };
 
   // Names an entry for as long as it has not been replaced.
@@ -65,6 +66,8 @@ class RowCache {
   static absl::StatusOr<std::unique_ptr<RowCache>> Create(const RowCacheShape& shape,
                                                           size_t bytes,
                                                           Populate populate = Populate::kNow);
+  // After Create with kBehind, once.
+  void PopulateBehind();
   ~RowCache();
   RowCache(const RowCache&) = delete;
   RowCache& operator=(const RowCache&) = delete;

@@ -129,6 +129,8 @@ TEST(RowCache, PopulatedBehindTheStart) {
   auto made = RowCache::Create({4, 2, 256, 8}, kBytes, RowCache::Populate::kBehind);
   ASSERT_TRUE(made.ok()) << made.status();
   RowCache& cache = **made;
+  EXPECT_FALSE(cache.Insert(Key(3, 1)).valid()) << "before anything is there";
+  cache.PopulateBehind();
   std::map<int32_t, RowCache::Ref> put;
   int32_t id = 0;
   int refused = 0;

@@ -88,6 +88,7 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
   RETURN_IF_ERROR(serving->WaitUntilSettled());
   ASSIGN_OR_RETURN(auto reader, serving->MakeTableReader(options.reader));
   ASSIGN_OR_RETURN(auto cache, serving->MakeCache(options.cache_gib));
+  RowCache* const populated_last = cache.get();
   ASSIGN_OR_RETURN(serving->server_, RowServer::Start(*serving->tables_, std::move(reader),
                                                       std::move(cache), options.server));
   serving->epoch_ = RandomU64();
@@ -96,6 +97,7 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
   ScrubOptions scrub;
   scrub.bytes_per_second = options.scrub_bytes_per_second;
   scrub.requests = [server = serving->server_.get()] { return server->stats().engine.jobs; };
+  if (populated_last != nullptr) populated_last->PopulateBehind();
   serving->scrubber_ = std::make_unique<TableScrubber>(*serving->tables_, std::move(scrub));
   return serving;
 }
