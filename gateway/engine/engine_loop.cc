@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t kTurnUs = 100'000;     // the loop turns at least this often
 constexpr int64_t kPublishUs = 100'000;  // how old the snapshot behind /status may be
+constexpr int64_t kMetricsUs = 500'000;  // and the gauges of /metrics, of which there are many
 constexpr int64_t kAliveUs = 5'000'000;  // /live
 constexpr int64_t kAbortMs = 2000;       // for the last events after an abort
 
@@ -501,6 +502,8 @@ void EngineLoop::Publish(bool force) {
     status.num_accepted = counters.num_accepted;
     status.num_preemptions = counters.num_preemptions;
   }
+  if (!force && now_us - metrics_us_ < kMetricsUs) return;
+  metrics_us_ = now_us;
   metrics_.Publish(GetStatus(), counters);
 }
 

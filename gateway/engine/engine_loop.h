@@ -129,6 +129,7 @@ class EngineLoop : public GenerateService {
   absl::flat_hash_map<GenerateId, Running> running_;
   int64_t recovery_deadline_us_ = 0;
   int64_t published_us_ = 0;
+  int64_t metrics_us_ = 0;
   int64_t workers_free_us_ = 0;  // since when they wait for this turn of the loop; 0: they do not
 
   // Shared with the callers of the public functions.

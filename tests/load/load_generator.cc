@@ -22,7 +22,7 @@ constexpr int64_t kHangUpMsMax = 400;
 constexpr int64_t kLongWordsMax = 4000;
 constexpr size_t kErrorBytesMax = 200;
 constexpr const char* kWords[] = {"one", "two", "three", "the", "sun", "model", "row", "47", "(a)"};
-constexpr long kRequestMsMax = 120000;
+constexpr long kRequestMsMax = 300000;
 
 struct Request {
   CURL* curl = nullptr;
