@@ -358,10 +358,10 @@ absl::Status RingClient::Push(RowRequest record, std::span<const RowRange> range
   memset(mask, 0, (num_ids + 7) / 8);
   size_t bit = 0;
   for (const RowRange& range : ranges) {
-    memcpy(to, range.history.data(), range.history.size() * 4);
-    to += range.history.size() * 4;
-    memcpy(to, range.ids.data(), range.ids.size() * 4);
-    to += range.ids.size() * 4;
+    for (const auto& ids : {range.history, range.ids}) {
+      if (!ids.empty()) memcpy(to, ids.data(), ids.size() * 4);  // no null to memcpy
+      to += ids.size() * 4;
+    }
     const size_t count = range.history.size() + range.ids.size();
     for (size_t i = 0; i < count; ++i, ++bit) {
       if (range.dead.empty() || range.dead[i] == 0) {
