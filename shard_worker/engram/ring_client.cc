@@ -213,7 +213,7 @@ absl::Status RingClient::Map(const RowAttachReply& reply, const RingClientLimits
   }
   limits_ = limits;
   if (limits_.row_wait_ns == 0) limits_.row_wait_ns = limits::kRowWaitMsMax * kMs;
-  if (limits_.heartbeat_ns == 0) limits_.heartbeat_ns = 250 * limits::kTimeScale * kMs;
+  if (limits_.heartbeat_ns == 0) limits_.heartbeat_ns = 500 * limits::kTimeScale * kMs;
   slab_used_.resize(header_copy_.num_small_slabs + header_copy_.num_large_slabs);
   return absl::OkStatus();
 }

@@ -21,7 +21,7 @@ namespace twinspark {
 
 struct RingClientLimits {
   int64_t row_wait_ns = 0;   // from submission; 0 = limits::kRowWaitMsMax
-  int64_t heartbeat_ns = 0;  // longest stall of the service's heartbeat; 0 = 250 ms x time scale
+  int64_t heartbeat_ns = 0;  // longest stall of the service's heartbeat; 0 = 500 ms x time scale
   int64_t spin_ns = 20'000;  // busy wait before sleeping
 };
 
