@@ -115,6 +115,8 @@ void GatherEngine::Start(GatherJob new_job) {
   for (const Window& window : slot.job.windows)
     live += window.live ? 1 : 0;
   stats_.dead_tokens += slot.job.windows.size() - live;
+  meters_.classes[static_cast<size_t>(slot.job.priority)].dead_tokens.Add(slot.job.windows.size() -
+                                                                          live);
   for (int layer_idx = 0; layer_idx < tables_.num_layers(); ++layer_idx) {
     if ((slot.job.layers >> layer_idx & 1) == 0) continue;
     const size_t l = static_cast<size_t>(layer_idx);
@@ -124,6 +126,7 @@ void GatherEngine::Start(GatherJob new_job) {
     }
     slot.rows_left[l] = static_cast<uint32_t>(live * columns);
     slot.rows_left_total += slot.rows_left[l];
+    Meters(layer_idx, slot.job.priority).rows.Add(slot.rows_left[l]);
     FillDeadRows(slot.job, layer_idx);
   }
   stats_.rows += slot.rows_left_total;
@@ -218,12 +221,15 @@ RowCache::Ref GatherEngine::ProbeCache(const Window& window, uint32_t order) {
 bool GatherEngine::CopyFromCache(
     uint32_t job_idx, size_t window_idx, int layer_idx, uint32_t order_idx, RowCache::Ref ref) {
   const auto layer = static_cast<uint32_t>(layer_idx);
+  LayerClassMeters& meters = Meters(layer_idx, jobs_[job_idx].job.priority);
   // A later n-gram of this window may have taken the place of an earlier one.
   if (!cache_->alive(ref) || !cache_->Complete(ref, layer)) {
     cache_->CountMiss(order_idx + 2);
+    meters.cache_misses[order_idx + 2].Add();
     return false;
   }
   cache_->CountHit(order_idx + 2);
+  meters.cache_hits[order_idx + 2].Add();
   JobSlot& slot = jobs_[job_idx];
   const auto& destination = slot.job.destinations[layer];
   if (destination.weights != nullptr && (slot.layers_open >> layer & 1) != 0) {
@@ -279,7 +285,10 @@ void GatherEngine::AddPart(uint32_t row,
   const auto [it, inserted] = blocks_in_flight_.try_emplace(key, kNone);
   if (!inserted) {
     BlockSlot& block = blocks_[it->second];
-    if (parts_[block.first_part].row != row) ++stats_.rows_deduplicated;
+    if (parts_[block.first_part].row != row) {
+      ++stats_.rows_deduplicated;
+      Meters(layer_idx, priority).rows_deduplicated.Add();
+    }
     parts_[part].next = block.first_part;
     block.first_part = part;
     if (block.submitted || priority >= block.priority) return;
@@ -308,7 +317,7 @@ void GatherEngine::AddPart(uint32_t row,
 void GatherEngine::SubmitQueued() {
   // While decode waits, bulk reads leave it a quarter of the places.
   const size_t low_limit = num_urgent_jobs_ > 0 ? reader_.depth() * 3 / 4 : reader_.depth();
-  bool submitted = false;
+  int64_t now = 0;  // of this batch; 0 = nothing submitted
   for (size_t priority = 0; priority < kNumClasses; ++priority) {
     for (auto& queue : queued_[priority]) {
       while (!queue.empty() && reader_.in_flight() < reader_.depth() &&
@@ -317,16 +326,20 @@ void GatherEngine::SubmitQueued() {
         queue.pop_front();
         BlockSlot& block = blocks_[slot];
         if (block.submitted || block.first_part == kNone) continue;
+        if (now == 0) now = MonotonicNs();
         block.submitted = true;
+        block.submitted_ns = now;
         block.low = block.priority > 0;
         if (block.low) ++low_in_flight_;
         reader_.Submit({tables_.table(block.layer_idx).file(block.file_idx).fd.get(),
                         block.block_idx, block.bytes_in_file, slot});
-        submitted = true;
       }
     }
   }
-  if (submitted) reader_.Flush();
+  if (now == 0) return;
+  meters_.depth.Observe(reader_.in_flight());
+  meters_.in_flight.Set(reader_.in_flight());
+  reader_.Flush();
 }
 
 bool GatherEngine::Poll(bool wait) {
@@ -344,12 +357,16 @@ bool GatherEngine::Poll(bool wait) {
   std::array<BlockDone, kReapMax> done;
   const size_t count =
       reader_.Reap(std::span(done).first(kReapMax - finished_.size()), wait && finished_.empty());
-  for (size_t i = 0; i < count; ++i) {
-    NoteFinished(done[i]);
-    finished_.push_back(done[i]);
+  if (count > 0) {
+    const int64_t reaped_ns = MonotonicNs();
+    for (size_t i = 0; i < count; ++i) {
+      NoteFinished(done[i], reaped_ns);
+      finished_.push_back(done[i]);
+    }
+    meters_.in_flight.Set(reader_.in_flight());
+    // The drive gets its next reads before these are looked at.
+    SubmitQueued();
   }
-  // The drive gets its next reads before these are looked at.
-  if (count > 0) SubmitQueued();
   for (size_t i = 0; i < kReadsPerTurn && !finished_.empty(); ++i) {
     const BlockDone block = finished_.front();
     finished_.pop_front();
@@ -360,8 +377,10 @@ bool GatherEngine::Poll(bool wait) {
   return progress;
 }
 
-void GatherEngine::NoteFinished(const BlockDone& done) {
-  if (blocks_[static_cast<uint32_t>(done.tag)].low) --low_in_flight_;
+void GatherEngine::NoteFinished(const BlockDone& done, int64_t now) {
+  const BlockSlot& block = blocks_[static_cast<uint32_t>(done.tag)];
+  if (block.low) --low_in_flight_;
+  meters_.read_ns.Observe(static_cast<uint64_t>(now - block.submitted_ns));
 }
 
 void GatherEngine::Complete(const BlockDone& done) {
@@ -372,6 +391,9 @@ void GatherEngine::Complete(const BlockDone& done) {
   const TableFile& file = table.file(block.file_idx);
   ++stats_.reads;
   stats_.read_bytes += done.bytes;
+  LayerClassMeters& meters = Meters(block.layer_idx, block.priority);
+  meters.reads.Add();
+  meters.read_bytes.Add(done.bytes);
   if (done.error != 0) {
     Retry(slot, absl::StrCat(file.path, " block ", block.block_idx, ": ", strerror(done.error)));
     return;
@@ -394,6 +416,7 @@ void GatherEngine::Complete(const BlockDone& done) {
   const absl::Status checked = table.CheckBlock(block.block_idx, done.data);
   if (!checked.ok()) {
     ++stats_.check_failures;
+    meters.check_failures.Add();
     Retry(slot, absl::StrCat(file.path, " block ", block.block_idx, ": ", checked.message()));
     return;
   }
@@ -409,6 +432,7 @@ void GatherEngine::Retry(uint32_t slot, const std::string& error) {
     return;
   }
   ++stats_.retries;
+  Meters(block.layer_idx, block.priority).retries.Add();
   retries_.emplace(MonotonicNs() + kRetryDelayNs[block.attempts++], slot);
 }
 
@@ -502,7 +526,10 @@ void GatherEngine::FinishLayer(uint32_t job_idx,
     }
   }
   slot.layers_open &= ~(1u << layer_idx);
-  if (status == GatherStatus::kTimeout) ++stats_.timeouts;
+  if (status == GatherStatus::kTimeout) {
+    ++stats_.timeouts;
+    Meters(layer_idx, slot.job.priority).timeouts.Add();
+  }
   if (slot.job.done) slot.job.done(layer_idx, status, error);
 }
 
@@ -559,6 +586,36 @@ void GatherEngine::Cancel(uint64_t owner) {
     slot.job.done = nullptr;
     ReleaseJobIfDone(i);
   }
+}
+
+bool GatherEngine::OnlyDroppedJobsWant(const BlockSlot& block) const {
+  for (uint32_t i = block.first_part; i != kNone; i = parts_[i].next) {
+    if (!jobs_[rows_[parts_[i].row].job].dropped) return false;
+  }
+  return true;
+}
+
+void GatherEngine::Drop(uint64_t owner, uint64_t id) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobSlot& slot) {
+    return slot.used && !slot.dropped && slot.job.owner == owner && slot.job.id == id;
+  });
+  if (found == jobs_.end()) return;
+  found->dropped = true;
+  found->layers_open = 0;
+  found->job.done = nullptr;
+  const std::string dropped = "dropped";  // nobody is told: no layer of these rows is open
+  for (auto& queues : queued_) {
+    for (auto& queue : queues) {
+      std::erase_if(queue, [&](uint32_t slot) {
+        const BlockSlot& block = blocks_[slot];
+        if (block.first_part == kNone) return true;
+        if (block.submitted || !OnlyDroppedJobsWant(block)) return false;
+        FinishParts(slot, {}, &dropped);
+        return true;
+      });
+    }
+  }
+  ReleaseJobIfDone(static_cast<uint32_t>(found - jobs_.begin()));
 }
 
 int64_t GatherEngine::NextEventNs() const {

@@ -22,18 +22,17 @@
 #include "absl/container/flat_hash_map.h"
 
 #include "engram_service/io/block_reader.h"
+#include "engram_service/read/gather_meters.h"
 #include "engram_service/read/row_cache.h"
 #include "engram_service/read/table_set.h"
 
 namespace twinspark::engram {
 
-inline constexpr int kMaxLayers = 4;
-inline constexpr int kNumClasses = 3;  // 0 decode, 1 bulk prefill, 2 hint
-
 enum class GatherStatus : uint8_t { kOk, kBadRequest, kDataError, kTimeout, kCancelled };
 
 struct GatherJob {
   uint64_t owner = 0;  // Cancel(owner) drops all its jobs
+  uint64_t id = 0;     // Drop(owner, id) drops this one
   std::vector<Window> windows;
   uint32_t layers = 0;      // bit i = i-th Engram layer
   int priority = 0;         // class
@@ -85,6 +84,9 @@ class GatherEngine {
   bool Poll(bool wait);
   // Drops the owner's jobs without reporting them; their destinations are not touched any more.
   void Cancel(uint64_t owner);
+  // Drops one job (a hint) without reporting it, and takes back what only it wanted and the reader
+  // does not have yet. Walks everything that waits for the reader.
+  void Drop(uint64_t owner, uint64_t id);
 
   // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs
   // join its reads while they are on their way.
@@ -97,6 +99,9 @@ class GatherEngine {
   // INT64_MAX when there is none.
   int64_t NextEventNs() const;
   GatherStats stats() const;
+  // Reading them is thread-safe; writing is for the owner thread (sessions count their part).
+  GatherMeters& meters() { return meters_; }
+  const GatherMeters& meters() const { return meters_; }
   // A layer whose file shrank or was written to is not served any more: why, or empty.
   const std::string& layer_failure(int layer_idx) const {
     return failures_[static_cast<size_t>(layer_idx)];
@@ -110,6 +115,7 @@ class GatherEngine {
   struct JobSlot {
     GatherJob job;
     bool used = false;
+    bool dropped = false;
     std::array<uint32_t, kMaxLayers> rows_left{};
     uint32_t rows_left_total = 0;
     uint32_t layers_open = 0;
@@ -143,6 +149,7 @@ class GatherEngine {
     uint64_t block_idx = 0;
     uint32_t first_part = 0;
     uint32_t bytes_in_file = 0;  // 4096 except in a file's last block
+    int64_t submitted_ns = 0;
   };
 
   // Where a row that has to be read goes: its place in the job and in the cache.
@@ -166,7 +173,7 @@ class GatherEngine {
                uint64_t block_idx,
                const Part& part);
   void SubmitQueued();
-  void NoteFinished(const BlockDone& done);
+  void NoteFinished(const BlockDone& done, int64_t now);
   void Complete(const BlockDone& done);
   void Retry(uint32_t slot, const std::string& error);
   void FinishParts(uint32_t slot, std::span<const uint8_t> data, const std::string* error);
@@ -175,6 +182,10 @@ class GatherEngine {
   void FailLayer(int layer_idx, const std::string& error);
   void CheckDeadlines();
   void ReleaseJobIfDone(uint32_t job_idx);
+  LayerClassMeters& Meters(int layer_idx, int priority) {
+    return meters_.layers[static_cast<size_t>(layer_idx)][static_cast<size_t>(priority)];
+  }
+  bool OnlyDroppedJobsWant(const BlockSlot& block) const;
   void FillDeadRows(const GatherJob& job, int layer_idx) const;
 
   const TableSet& tables_;
@@ -183,6 +194,7 @@ class GatherEngine {
   const uint32_t num_orders_;
   const uint32_t heads_;  // owned heads per order
   GatherStats stats_;
+  GatherMeters meters_;
   std::array<std::string, kMaxLayers> failures_;
 
   std::vector<JobSlot> jobs_;

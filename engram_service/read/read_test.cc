@@ -352,6 +352,70 @@ TEST_F(EngineTest, CachedRowsOfAChangedFileAreNotServed) {
   EXPECT_TRUE(engine.layer_failure(1).empty());
 }
 
+// A dropped job is not reported; only what the reader has already is read for it, and what another
+// job wants as well reaches that one.
+TEST_F(EngineTest, ADroppedJobTakesBackItsReads) {
+  constexpr size_t kDepth = 4;
+  SeededRng rng(TestSeed(9));
+  const auto tables = OpenTables(0, 1);
+  const Tokens tokens = RandomTokens(rng, 40, false);
+  const Tokens begin = {{tokens.ids.begin(), tokens.ids.begin() + 10}, {}};
+  InlineReader reader(kDepth);
+  GatherEngine engine(*tables, reader);
+  int reported = 0;
+  const auto start_hint = [&](uint64_t id) {
+    GatherJob job;
+    job.owner = 1;
+    job.id = id;
+    job.windows.resize(tokens.ids.size());
+    ASSERT_TRUE(tables->hasher().Windows(tokens.ids, 0, {}, job.windows).ok());
+    job.layers = 3;
+    job.priority = 2;
+    job.done = [&](int, GatherStatus, const std::string&) { ++reported; };
+    engine.Start(std::move(job));
+  };
+  const auto finish = [&] {
+    while (!engine.idle())
+      engine.Poll(true);
+  };
+  start_hint(1);
+  finish();
+  ASSERT_EQ(reported, 2);
+  const uint64_t whole = engine.stats().reads;
+  ASSERT_GT(whole, 10 * kDepth);
+
+  start_hint(2);
+  engine.Drop(1, 7);  // neither another job
+  engine.Drop(2, 2);  // nor another owner's
+  engine.Drop(1, 2);
+  finish();
+  EXPECT_EQ(engine.stats().reads - whole, kDepth);
+  EXPECT_EQ(engine.num_jobs(), 0u);
+  EXPECT_EQ(reported, 2);
+
+  start_hint(3);
+  GatherJob job;
+  job.owner = 1;
+  job.id = 4;
+  job.windows.resize(begin.ids.size());
+  ASSERT_TRUE(tables->hasher().Windows(begin.ids, 0, {}, job.windows).ok());
+  job.layers = 1;
+  std::vector<uint8_t> bytes(10 * 12 * 264);
+  job.destinations[0] = {bytes.data(), bytes.data() + size_t{10 * 12 * 256}};
+  GatherStatus status = GatherStatus::kCancelled;
+  job.done = [&](int, GatherStatus result, const std::string&) { status = result; };
+  const uint64_t before = engine.stats().reads;
+  engine.Start(std::move(job));
+  engine.Drop(1, 3);
+  finish();
+  EXPECT_EQ(status, GatherStatus::kOk);
+  ExpectRows(*tables, {begin.ids, std::vector<uint8_t>(10)}, 0, bytes.data(),
+             bytes.data() + size_t{10 * 12 * 256});
+  EXPECT_LT(engine.stats().reads - before, whole / 2);
+  EXPECT_EQ(engine.stats().data_errors, 0u);
+  EXPECT_EQ(reported, 2);
+}
+
 TEST_F(EngineTest, SharedBlocksAreReadOnce) {
   const auto tables = OpenTables(0, 1);
   InlineReader reader(16);

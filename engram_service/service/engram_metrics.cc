@@ -3,16 +3,24 @@
 #include "engram_service/service/engram_metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include <sys/stat.h>
 
 #include "common/log.h"
+#include "engram_service/service/drive_temperature.h"
 
 namespace twinspark::engram {
 namespace {
 
 constexpr auto kPeriod = std::chrono::seconds(1);
 constexpr int kPeriodsPerLine = 60;
+constexpr double kNanosecond = 1e-9;
+constexpr std::array<const char*, kNumClasses> kClassNames = {"decode", "prefill", "hint"};
 
 double HitRate(const RowCacheStats& stats, size_t order) {
   const uint64_t all = stats.hits[order] + stats.misses[order];
@@ -51,47 +59,20 @@ void EngramMetrics::Update() {
   const RowServerStats now = serving->server().stats();
   if (serving->epoch() != epoch_) {
     epoch_ = serving->epoch();
-    last_ = RowServerStats{};
+    last_values_.clear();
   }
-  const auto add = [this](const char* name, const char* help, uint64_t value, uint64_t before) {
-    metrics_.Counter(name, help).Increment(static_cast<double>(value - before));
-  };
-  const GatherStats& e = now.engine;
-  const GatherStats& b = last_.engine;
-  add("dsv_engram_requests_total", "Requests taken from the rings of workers",
-      now.sessions.requests, last_.sessions.requests);
-  add("dsv_engram_tokens_total", "Tokens of those requests", now.sessions.tokens,
-      last_.sessions.tokens);
-  add("dsv_engram_refused_total", "Requests refused as malformed, stale or over a bound",
-      now.sessions.refused, last_.sessions.refused);
-  add("dsv_engram_lookups_total", "Rows wanted", e.rows, b.rows);
-  add("dsv_engram_dead_tokens_total", "Tokens without rows", e.dead_tokens, b.dead_tokens);
-  add("dsv_engram_deduplicated_total", "Rows whose block was already on its way",
-      e.rows_deduplicated, b.rows_deduplicated);
-  add("dsv_engram_reads_total", "Blocks read", e.reads, b.reads);
-  add("dsv_engram_read_bytes_total", "Bytes read", e.read_bytes, b.read_bytes);
-  add("dsv_engram_retries_total", "Reads repeated after an error", e.retries, b.retries);
-  add("dsv_engram_check_failures_total", "Pages with a wrong checksum or identity",
-      e.check_failures, b.check_failures);
-  add("dsv_engram_data_errors_total", "Blocks given up and rows with invalid codes", e.data_errors,
-      b.data_errors);
-  add("dsv_engram_late_total", "Layers whose rows were not there at the deadline", e.timeouts,
-      b.timeouts);
-  add("dsv_engram_hints_total", "Hints of workers taken up: rows read ahead", now.sessions.hints,
-      last_.sessions.hints);
-  add("dsv_engram_dropped_hints_total", "Hints dropped under load", now.sessions.dropped_hints,
-      last_.sessions.dropped_hints);
-  for (size_t order = 2; order <= kMaxNgram; ++order) {
-    const prometheus::Labels labels = {{"order", std::to_string(order)}};
-    metrics_.Counter("dsv_engram_cache_hits_total", "N-grams found in the row cache", labels)
-        .Increment(static_cast<double>(e.cache.hits[order] - b.cache.hits[order]));
-    metrics_.Counter("dsv_engram_cache_misses_total", "N-grams that had to be read", labels)
-        .Increment(static_cast<double>(e.cache.misses[order] - b.cache.misses[order]));
-  }
+  Add("dsv_engram_refused_total", "Requests refused as malformed, stale or over a bound",
+      now.sessions.refused);
+  Add("dsv_engram_data_errors_total", "Blocks given up and rows with invalid codes",
+      now.engine.data_errors);
+  Add("dsv_engram_hints_total", "Hints of workers taken up: rows read ahead", now.sessions.hints);
+  Add("dsv_engram_dropped_hints_total", "Hints dropped under load", now.sessions.dropped_hints);
+  UpdateMeters(*serving);
+  UpdateTemperature(*serving);
   metrics_.Gauge("dsv_engram_cache_bytes", "Memory of the row cache")
-      .Set(static_cast<double>(e.cache_bytes));
+      .Set(static_cast<double>(now.engine.cache_bytes));
   metrics_.Gauge("dsv_engram_cache_entries", "N-grams in the row cache")
-      .Set(static_cast<double>(e.cache_entries));
+      .Set(static_cast<double>(now.engine.cache_entries));
   metrics_.Counter("dsv_engram_rpc_gathers_total", "Gather calls over gRPC")
       .Increment(static_cast<double>(service_.rpc_gathers() - last_rpc_gathers_));
   UpdateScrub(serving->scrub());
@@ -109,6 +90,98 @@ void EngramMetrics::Update() {
               {"back_end", serving->server().reader_name()}})
       .Set(1);
   last_ = now;
+}
+
+void EngramMetrics::UpdateMeters(const Serving& serving) {
+  const GatherMeters& meters = serving.server().meters();
+  for (size_t c = 0; c < kNumClasses; ++c) {
+    const ClassMeters& of_class = meters.classes[c];
+    const prometheus::Labels labels = {{"class", kClassNames[c]}};
+    Add("dsv_engram_requests_total", "Requests taken from the rings of workers",
+        of_class.requests.get(), labels);
+    Add("dsv_engram_tokens_total", "Tokens of those requests", of_class.tokens.get(), labels);
+    Add("dsv_engram_dead_tokens_total", "Tokens without rows", of_class.dead_tokens.get(), labels);
+    Add("dsv_engram_busy_total", "Requests and hints over the bound of their class",
+        of_class.busy.get(), labels);
+    Observe("dsv_engram_queue_seconds", "From a request's submission until it was taken",
+            of_class.queue_ns, kNanosecond, labels);
+    const auto& layer_ids = serving.tables().shape().layer_ids;
+    for (size_t i = 0; i < layer_ids.size(); ++i) {
+      UpdateLayerClass(meters.layers[i][c],
+                       {{"class", kClassNames[c]}, {"layer", std::to_string(layer_ids[i])}});
+    }
+  }
+  Observe("dsv_engram_read_seconds", "From a block handed to the drive until it was there",
+          meters.read_ns, kNanosecond);
+  Observe("dsv_engram_read_depth", "Reads on their way when more were handed over", meters.depth,
+          1);
+  metrics_.Gauge("dsv_engram_reads_in_flight", "Reads on their way")
+      .Set(static_cast<double>(meters.in_flight.get()));
+}
+
+void EngramMetrics::UpdateLayerClass(const LayerClassMeters& meters,
+                                     const prometheus::Labels& labels) {
+  Add("dsv_engram_lookups_total", "Rows wanted", meters.rows.get(), labels);
+  Add("dsv_engram_deduplicated_total", "Rows whose block was already on its way",
+      meters.rows_deduplicated.get(), labels);
+  Add("dsv_engram_reads_total", "Blocks read", meters.reads.get(), labels);
+  Add("dsv_engram_read_bytes_total", "Bytes read", meters.read_bytes.get(), labels);
+  Add("dsv_engram_retries_total", "Reads repeated after an error", meters.retries.get(), labels);
+  Add("dsv_engram_check_failures_total", "Pages with a wrong checksum or identity",
+      meters.check_failures.get(), labels);
+  Add("dsv_engram_late_total", "Layers whose rows were not there at the deadline",
+      meters.timeouts.get(), labels);
+  for (size_t order = 2; order <= kMaxNgram; ++order) {
+    prometheus::Labels with_order = labels;
+    with_order["order"] = std::to_string(order);
+    Add("dsv_engram_cache_hits_total", "N-grams found in the row cache",
+        meters.cache_hits[order].get(), with_order);
+    Add("dsv_engram_cache_misses_total", "N-grams that had to be read",
+        meters.cache_misses[order].get(), with_order);
+  }
+  Observe("dsv_engram_gather_seconds", "From a request taken until the layer's last row was there",
+          meters.gather_ns, kNanosecond, labels);
+}
+
+// All tables of a service lie on one drive. Absent without a sensor.
+void EngramMetrics::UpdateTemperature(const Serving& serving) {
+  struct stat info;
+  if (fstat(serving.tables().table(0).file(0).fd.get(), &info) != 0) return;
+  const auto celsius = DriveTemperature(info.st_dev);
+  if (!celsius) return;
+  metrics_.Gauge("dsv_engram_drive_temperature_celsius", "Temperature of the tables' drive")
+      .Set(*celsius);
+}
+
+void EngramMetrics::Add(const std::string& name,
+                        const std::string& help,
+                        uint64_t value,
+                        const prometheus::Labels& labels) {
+  std::vector<uint64_t>& last = last_values_[{name, labels}];
+  last.resize(1);
+  metrics_.Counter(name, help, labels).Increment(static_cast<double>(value - last[0]));
+  last[0] = value;
+}
+
+void EngramMetrics::Observe(const std::string& name,
+                            const std::string& help,
+                            const Distribution& values,
+                            double unit,
+                            const prometheus::Labels& labels) {
+  std::vector<double> bounds;
+  for (const uint64_t bound : values.bounds())
+    bounds.push_back(static_cast<double>(bound) * unit);
+  const size_t buckets = values.counts().size();
+  std::vector<uint64_t>& last = last_values_[{name, labels}];
+  last.resize(buckets + 1);  // and the sum
+  std::vector<double> increments;
+  const auto advance = [&last](size_t i, uint64_t value) {
+    return static_cast<double>(value - std::exchange(last[i], value));
+  };
+  for (size_t i = 0; i < buckets; ++i)
+    increments.push_back(advance(i, values.counts()[i].get()));
+  metrics_.Histogram(name, help, bounds, labels)
+      .ObserveMultiple(increments, advance(buckets, values.sum()) * unit);
 }
 
 void EngramMetrics::UpdateScrub(const ScrubStats& scrub) {

@@ -45,6 +45,11 @@ void Store(T& word, T value) {
   std::atomic_ref<T>(word).store(value, std::memory_order_release);
 }
 
+// Whose place in kMaxActive a record takes. However urgent a hint is read, it takes no request's.
+size_t BoundOf(const RowRequest& record) {
+  return record.op == kRowOpGather ? record.priority : kHints;
+}
+
 uint32_t StateOf(GatherStatus status) {
   switch (status) {
     case GatherStatus::kOk:
@@ -169,7 +174,10 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
       record.priority >= kNumClasses || record.layers == 0 || record.layers > all_layers) {
     return false;  // nowhere to report it
   }
+  ClassMeters& meters = engine.meters().classes[record.priority];
+  meters.requests.Add();
   const auto refuse = [&](uint32_t state) {
+    if (state == kRowBusy) meters.busy.Add();
     if (!gather) {
       ++stats.dropped_hints;
       return true;
@@ -179,10 +187,11 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
     return true;
   };
   if (record.attach_epoch != attach_epoch_) return refuse(kRowStaleEpoch);
-  // However urgent a hint is read, it takes no request's place.
-  const size_t bound = gather ? record.priority : kHints;
-  if (active_[bound] >= kMaxActive[bound]) return refuse(kRowBusy);
+  const size_t bound = BoundOf(record);
   if (!gather && !engine.reads_ahead()) return refuse(kRowBusy);
+  if (active_[bound] >= kMaxActive[bound] && (bound != kHints || !DropOldestHint(engine, stats))) {
+    return refuse(kRowBusy);
+  }
   accepted.taken_ns = MonotonicNs();
   GatherJob job;
   absl::Status parsed = ParsePayload(record, payload_, job.windows);
@@ -196,8 +205,28 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
     return refuse(kRowBadRequest);
   }
   accepted.hashed_ns = MonotonicNs();
+  StartJob(engine, stats, accepted, std::move(job));
+  return true;
+}
+
+// From here on the job has its place, until its last layer is reported.
+void RingSession::StartJob(GatherEngine& engine,
+                           SessionStats& stats,
+                           const Accepted& accepted,
+                           GatherJob job) {
+  const RowRequest& record = accepted.record;
+  const bool gather = record.op == kRowOpGather;
+  const size_t bound = BoundOf(record);
+  ClassMeters& meters = engine.meters().classes[record.priority];
   stats.tokens += job.windows.size();
+  meters.tokens.Add(job.windows.size());
+  // The client wrote when it submitted: anything may be there.
+  meters.queue_ns.Observe(static_cast<uint64_t>(std::max<int64_t>(
+      0,
+      accepted.taken_ns - static_cast<int64_t>(std::min<uint64_t>(record.submit_ns, INT64_MAX)))));
   job.owner = attach_epoch_;
+  job.id = ++last_job_;
+  if (!gather) hints_.push_back(job.id);
   job.layers = record.layers;
   job.priority = record.priority;
   job.deadline_ns = gather ? static_cast<int64_t>(record.deadline_ns) : 0;
@@ -205,21 +234,37 @@ bool RingSession::TakeOne(GatherEngine& engine, SessionStats& stats) {
   stats.hints += gather ? 0 : 1;
   if (gather) slab_busy_[record.slab] = true;
   uint32_t layers_left = record.layers;
-  job.done = [this, accepted, bound, gather, layers_left, &stats](
+  job.done = [this, accepted, bound, gather, layers_left, &stats, &engine, id = job.id](
                  int layer_idx, GatherStatus status, const std::string& error) mutable {
     layers_left &= ~(1u << layer_idx);
     if (layers_left == 0) {
       --active_[bound];
-      if (gather) slab_busy_[accepted.record.slab] = false;
+      if (gather) {
+        slab_busy_[accepted.record.slab] = false;
+      } else {
+        std::erase(hints_, id);
+      }
     }
     if (status != GatherStatus::kOk) {
       ++stats.errors;
       LOG_ERROR << "row request failed attach_epoch=" << attach_epoch_
                 << " id=" << accepted.record.id << " layer=" << layer_idx << " error=" << error;
     }
-    if (gather) ReportLayer(accepted, layer_idx, status);
+    if (gather) {
+      ReportLayer(accepted, layer_idx, status,
+                  engine.meters().layers[static_cast<size_t>(layer_idx)][accepted.record.priority]);
+    }
   };
   engine.Start(std::move(job));
+}
+
+// Makes place for a newer hint; false when there is no hint in progress.
+bool RingSession::DropOldestHint(GatherEngine& engine, SessionStats& stats) {
+  if (hints_.empty()) return false;
+  engine.Drop(attach_epoch_, hints_.front());
+  hints_.pop_front();
+  --active_[kHints];
+  ++stats.dropped_hints;
   return true;
 }
 
@@ -301,13 +346,18 @@ void RingSession::Report(const RowRequest& record, uint32_t state) {
   }
 }
 
-void RingSession::ReportLayer(const Accepted& accepted, int layer_idx, GatherStatus status) {
+void RingSession::ReportLayer(const Accepted& accepted,
+                              int layer_idx,
+                              GatherStatus status,
+                              LayerClassMeters& meters) {
   RowCompletion& to = line(accepted.record.line);
   to.id = accepted.record.id;
   to.table_digest = header_copy_.table_digest;
   to.queue_ns = static_cast<uint64_t>(accepted.taken_ns) - accepted.record.submit_ns;
   to.hash_ns = static_cast<uint64_t>(accepted.hashed_ns - accepted.taken_ns);
-  to.read_ns = static_cast<uint64_t>(MonotonicNs() - accepted.taken_ns);
+  const auto read_ns = static_cast<uint64_t>(MonotonicNs() - accepted.taken_ns);
+  to.read_ns = read_ns;
+  meters.gather_ns.Observe(read_ns);
   uint32_t& word = to.layer_state[static_cast<size_t>(layer_idx)];
   Store(word, StateOf(status));
   FutexWakeAll(&word);

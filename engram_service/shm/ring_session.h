@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -71,7 +72,12 @@ class RingSession {
                             std::vector<Window>& windows) const;
   absl::Status ParseSlab(const RowRequest& record, GatherJob& job) const;
   void Report(const RowRequest& record, uint32_t state);
-  void ReportLayer(const Accepted& accepted, int layer_idx, GatherStatus status);
+  void ReportLayer(const Accepted& accepted,
+                   int layer_idx,
+                   GatherStatus status,
+                   LayerClassMeters& meters);
+  void StartJob(GatherEngine& engine, SessionStats& stats, const Accepted& accepted, GatherJob job);
+  bool DropOldestHint(GatherEngine& engine, SessionStats& stats);
 
   uint64_t attach_epoch_ = 0;
   const TableSet* tables_ = nullptr;
@@ -82,6 +88,8 @@ class RingSession {
   Fd doorbell_;
   uint64_t tail_ = 0;
   std::array<uint32_t, kNumClasses> active_{};  // requests in progress by class
+  std::deque<uint64_t> hints_;  // jobs of hints in progress, oldest first; part of active_
+  uint64_t last_job_ = 0;
   std::vector<bool> slab_busy_;
   std::vector<uint8_t> payload_;
   int refusals_logged_ = 0;

@@ -81,6 +81,7 @@ class RowServer {
   // What clients read in their header; kRowServiceDraining also refuses new attachments.
   void SetState(uint32_t service_state) { service_state_ = service_state; }
   RowServerStats stats() const;
+  const GatherMeters& meters() const { return engine_->meters(); }
 
  private:
   struct Client;
