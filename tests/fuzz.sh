@@ -11,8 +11,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=600 jobs=1 names=()
 while (($#)); do
   case "$1" in
-    --seconds) seconds=${2:?--seconds needs a number}; shift ;;
-    --jobs) jobs=${2:?--jobs needs a number}; shift ;;
+    --seconds | --jobs)
+      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "fuzz.sh: $1 needs a whole number from 1, not '${2-}'" >&2; exit 78; }
+      declare "${1#--}=$2"
+      shift
+      ;;
     --help | -h) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     -*) echo "fuzz.sh: unknown argument '$1'; it takes --seconds, --jobs, names of targets" >&2; exit 78 ;;
     *) names+=("$1") ;;
@@ -21,6 +24,7 @@ while (($#)); do
 done
 
 build=build/fuzz
+mkdir -p build
 cmake --preset fuzz >build/configure-fuzz.log 2>&1 || { tail -30 build/configure-fuzz.log; exit 1; }
 if ((${#names[@]})); then
   cmake --build "$build" --target "${names[@]}"

@@ -45,16 +45,27 @@ class ReflectedServer:
         self.channel.close()
 
 
-def main(address, method=None, request="{}"):
+def main(arguments):
+    if not 1 <= len(arguments) <= 3 or arguments[0].startswith("-"):
+        print(__doc__)
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 78
+    address, *rest = arguments
     server = ReflectedServer(address)
-    if method is not None:
-        print(json.dumps(server.call(method, json.loads(request)), indent=2))
-        return
-    for service in server.services():
-        if not service.startswith("grpc."):
-            for name in server.methods(service):
-                print(f"{service}/{name}")
+    try:
+        if rest:
+            print(json.dumps(server.call(rest[0], json.loads(rest[1]) if rest[1:] else {}), indent=2))
+            return 0
+        for service in server.services():
+            if not service.startswith("grpc."):
+                for name in server.methods(service):
+                    print(f"{service}/{name}")
+        return 0
+    except grpc.RpcError as error:
+        print(f"{address}: {error.code().name}: {error.details()}", file=sys.stderr)
+    except (KeyError, ValueError) as error:  # not in the descriptors; not PACKAGE.SERVICE/METHOD; not JSON
+        print(f"{address}: {error}; without a method this lists what there is", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
