@@ -239,13 +239,16 @@ std::optional<int32_t> TokensThatFit(int64_t max_model_len,
   if (!is_cut && num_prompt + wanted <= max_model_len) {
     return static_cast<int32_t>(requested.value_or(max_model_len - num_prompt));
   }
+  // Too much for the shortest prompt: no other prompt would help.
+  const bool is_all_output = requested.has_value() && *requested >= max_model_len;
   *error = ApiError::Invalid(
-      param, absl::StrCat("This model's maximum context length is ", max_model_len,
-                          " tokens. However, you requested ", wanted,
-                          " output tokens and your prompt contains ", is_cut ? "at least " : "",
-                          num_prompt, " input tokens, for a total of ", num_prompt + wanted,
-                          " tokens. Please reduce the length of the input prompt or the number of "
-                          "requested output tokens."));
+      is_all_output ? "max_tokens" : param,
+      absl::StrCat("This model's maximum context length is ", max_model_len,
+                   " tokens. However, you requested ", wanted,
+                   " output tokens and your prompt contains ", is_cut ? "at least " : "",
+                   num_prompt, " input tokens, for a total of ", num_prompt + wanted,
+                   " tokens. Please reduce the length of the input prompt or the number of "
+                   "requested output tokens."));
   (*error)->code = "context_length_exceeded";
   return std::nullopt;
 }

@@ -34,6 +34,18 @@ constexpr int64_t kMaxPromptLogprobs = 262144;
 constexpr int kPreflightSeconds = 600;
 constexpr size_t kMaxPreparedBytes = 256 << 20;
 
+// How often one token of the prompt is listed in the response: in `prompt_logprobs` (a chat has one
+// list, completions have one for every choice) and in the `logprobs` of every choice that echoes.
+int64_t PromptEntriesPerId(const JobOptions& job) {
+  const int64_t n = job.common.num_choices;
+  int64_t entries = 0;
+  if (job.num_prompt_logprobs >= 0) {
+    entries += (job.head.is_chat ? 1 : n) * (1 + int64_t{job.num_prompt_logprobs});
+  }
+  if (job.echo_logprobs) entries += n * (1 + int64_t{job.common.sampling.num_logprobs});
+  return entries;
+}
+
 // Time does not depend on where the strings differ.
 bool EqualsInConstantTime(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0u : 1u;
@@ -482,7 +494,7 @@ void OpenAiApi::PrepareChat(const Json& body,
       prompt.num_ids_at_least += text_.tokenizer->FewestIds(segment.text.size());
     prompt.num_ids_at_least = std::max(prompt.num_ids_at_least, prompt.ids.size());
   }
-  if (!FitsContext(job, "messages", &result->error)) return;
+  if (!FitsQueue(job, &result->error) || !FitsContext(job, "messages", &result->error)) return;
   if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
   if (request.echo) prompt.echo = request.continued_content;
   job.starts_in_reasoning =
@@ -508,7 +520,23 @@ void OpenAiApi::PrepareCompletions(const Json& body,
   job.no_output = request.no_output;
   job.echo_logprobs = request.echo_logprobs;
   job.num_prompt_logprobs = request.num_prompt_logprobs;
-  if (FitsContext(job, "prompt", &result->error)) result->job = std::move(job);
+  if (FitsQueue(job, &result->error) && FitsContext(job, "prompt", &result->error)) {
+    result->job = std::move(job);
+  }
+}
+
+bool OpenAiApi::FitsQueue(const JobOptions& job, std::optional<ApiError>* error) const {
+  const EngineLimits engine = service_.GetStatus().limits;
+  const int64_t most = int64_t{engine.max_queue} + engine.num_slots;
+  const auto num_prompts = static_cast<int64_t>(job.prompts.size());
+  const int64_t num_choices = num_prompts * job.common.num_choices;
+  // Not ready yet: the engine refuses the request.
+  if (engine.max_queue == 0 || num_choices <= most) return true;
+  *error = ApiError::Invalid(
+      num_prompts > most ? "prompt" : "n",
+      absl::StrCat("The request has ", num_choices, " choices (prompts x `n`), at most ", most,
+                   " can wait and run at the same time."));
+  return false;
 }
 
 bool OpenAiApi::FitsContext(const JobOptions& job,
@@ -516,12 +544,12 @@ bool OpenAiApi::FitsContext(const JobOptions& job,
                             std::optional<ApiError>* error) const {
   const EngineLimits engine = service_.GetStatus().limits;
   const int64_t context = engine.max_context > 0 ? engine.max_context : limits::kMaxContext;
-  const int64_t num_top = job.common.sampling.num_prompt_logprobs;
+  const int64_t entries_per_id = PromptEntriesPerId(job);
   int64_t num_logprobs = 0;
   for (const JobPrompt& prompt : job.prompts) {
     const auto num_ids =
         static_cast<int64_t>(prompt.is_cut ? prompt.num_ids_at_least : prompt.ids.size());
-    num_logprobs += num_ids * (num_top + 1);
+    num_logprobs += num_ids * entries_per_id;
     // Not ready yet: the engine refuses the request, whatever its length.
     if (engine.max_context == 0 && !prompt.is_cut) continue;
     const std::optional<int32_t> fits =
@@ -540,11 +568,12 @@ bool OpenAiApi::FitsContext(const JobOptions& job,
                                    most, " tokens can be generated."));
     return false;
   }
-  if (num_top < 0 || num_logprobs <= kMaxPromptLogprobs) return true;
+  if (num_logprobs <= kMaxPromptLogprobs) return true;
   *error = ApiError::Invalid(
       job.num_prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs",
       absl::StrCat("The log-probabilities of the prompt would be ", num_logprobs,
-                   " entries (tokens of the prompt x (1 + the most likely)), at most ",
+                   " entries (tokens of the prompt x ", entries_per_id,
+                   ": 1 + the most likely, in every list and choice that shows them), at most ",
                    kMaxPromptLogprobs, " are allowed in one response."));
   return false;
 }

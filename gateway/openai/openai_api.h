@@ -88,6 +88,8 @@ class OpenAiApi {
   int64_t MaxModelLen() const;
   ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
   FieldLimits CurrentFieldLimits() const;
+  // Whether the choices can ever wait and run together.
+  bool FitsQueue(const JobOptions& job, std::optional<ApiError>* error) const;
   bool FitsContext(const JobOptions& job,
                    std::string_view param,
                    std::optional<ApiError>* error) const;

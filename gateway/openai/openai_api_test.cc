@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -412,6 +413,44 @@ TEST_F(OpenAiApiTest, PromptLogprobs) {
   EXPECT_EQ(too_many.status, 400);
   EXPECT_THAT(too_many.body, HasSubstr(R"("param":"prompt_logprobs")"));
   EXPECT_THAT(too_many.body, HasSubstr("273000"));
+
+  // Every list of every choice counts; a chat has one list for all its choices.
+  const size_t num_before = engine_.requests.size();
+  const std::tuple<std::string, std::string, std::string> cases[] = {
+      {R"("prompt_logprobs":1,"n":11)", "prompt_logprobs", "286000"},
+      {R"("echo":true,"logprobs":1,"n":11)", "logprobs", "286000"},
+      {R"("echo":true,"logprobs":10,"prompt_logprobs":9)", "prompt_logprobs", "273000"}};
+  for (const auto& [fields, param, count] : cases) {
+    const RawClient::Response refused =
+        Post("/v1/completions", absl::StrCat("{", fields, R"(,"prompt":[)", ids, "]}"));
+    EXPECT_EQ(refused.status, 400) << fields;
+    EXPECT_THAT(refused.body, HasSubstr(absl::StrCat("\"param\":\"", param, "\""))) << fields;
+    EXPECT_THAT(refused.body, HasSubstr(count)) << fields;
+  }
+  EXPECT_EQ(engine_.requests.size(), num_before) << "before anything runs";
+  const std::string long_chat =
+      absl::StrCat(R"({"messages":[{"role":"user","content":")", std::string(9000, 'q'),
+                   R"("}],"prompt_logprobs":9,"n":4})");
+  EXPECT_EQ(Post("/v1/chat/completions", long_chat).status, 200);
+}
+
+// What fills the queue by itself would be told to try again for ever.
+TEST_F(OpenAiApiTest, MoreChoicesThanCanWait) {
+  engine_.status.limits.max_queue = 4;
+  engine_.status.limits.num_slots = 2;
+  const auto answer = [this](std::string_view fields) {
+    return Post("/v1/completions", absl::StrCat("{", std::string(fields), "}"));
+  };
+  const RawClient::Response by_n = answer(R"("prompt":["a","b"],"n":4)");
+  EXPECT_EQ(by_n.status, 400);
+  EXPECT_THAT(by_n.body, HasSubstr(R"("param":"n")"));
+  EXPECT_THAT(by_n.body, HasSubstr("8 choices"));
+  const RawClient::Response by_prompts = answer(R"("prompt":["a","b","c","d","e","f","g"])");
+  EXPECT_EQ(by_prompts.status, 400);
+  EXPECT_THAT(by_prompts.body, HasSubstr(R"("param":"prompt")"));
+  EXPECT_EQ(Post("/v1/chat/completions", ChatBody(R"("n":7)")).status, 400);
+  EXPECT_TRUE(engine_.requests.empty()) << "before anything is queued";
+  EXPECT_EQ(answer(R"("prompt":["a","b"],"n":3)").status, 200);
 }
 
 // The legacy format in a stream: the prompt's chunk has the log-probabilities of its tokens, and
@@ -667,6 +706,7 @@ TEST_F(OpenAiApiTest, KeysLimitsAndContext) {
       Post("/v1/chat/completions", ChatBody(R"("max_tokens":100)"), "Authorization: bearer k\r\n");
   EXPECT_EQ(too_long.status, 400);
   EXPECT_THAT(too_long.body, HasSubstr("maximum context length is 12 tokens"));
+  EXPECT_THAT(too_long.body, HasSubstr(R"("param":"max_tokens")"));
   EXPECT_THAT(too_long.body, HasSubstr("context_length_exceeded"));
   const RawClient::Response too_large =
       Post("/v1/chat/completions", absl::StrCat("{\"a\":\"", std::string(400, 'x'), "\"}"));
