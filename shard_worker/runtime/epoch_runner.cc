@@ -129,6 +129,8 @@ void EpochRunner::ComputeLoop() {
     InjectArmedFault();
     OpOutcome outcome = executor_.Execute(*op);
     running_deadline_us_.store(0);
+    // An op that the end of the epoch broke off says why it ended, not how it was broken off.
+    if (!outcome.status.ok() && ending() && !end_reason_.ok()) outcome.status = end_reason_;
     counters_.last_op_id.store(op->op_id);
     counters_.last_op_us.store(NowUs());
     counters_.ops_executed.fetch_add(1);

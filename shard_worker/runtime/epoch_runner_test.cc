@@ -220,7 +220,20 @@ TEST(EpochRunnerTest, HangingOpIsAbortedAndHeartbeatsGoOnMeanwhile) {
   epoch.runner.End(absl::UnavailableError("lost"));
   EXPECT_EQ(epoch.sink.WaitForEnd(), absl::UnavailableError("lost"));
   ASSERT_EQ(epoch.sink.outcomes().size(), 1u) << "the aborted op is still answered";
-  EXPECT_FALSE(epoch.sink.outcomes()[0].status.ok());
+  EXPECT_EQ(epoch.sink.outcomes()[0].status, absl::UnavailableError("lost"));
+}
+
+TEST(EpochRunnerTest, ALateOpIsAnsweredWithItsDeadline) {
+  Epoch epoch;
+  epoch.backend.hang.store(true);
+  epoch.runner.Start(epoch.sink);
+  WorkerOp op = FirstOp();
+  op.deadline_ms = 1;  // the least there is counts
+  epoch.runner.Submit(op);
+  const absl::Status end = epoch.sink.WaitForEnd();
+  EXPECT_EQ(end.code(), absl::StatusCode::kDeadlineExceeded) << end;
+  ASSERT_EQ(epoch.sink.outcomes().size(), 1u);
+  EXPECT_EQ(epoch.sink.outcomes()[0].status, end) << "not how the backend was broken off";
 }
 
 TEST(EpochRunnerTest, SilentGatewayEndsTheEpoch) {
