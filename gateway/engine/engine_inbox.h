@@ -63,6 +63,10 @@ struct AbortAllMessage {
 using EngineMessage = std::
     variant<SubmitMessage, EndMessage, ResultMessage, LostMessage, ReadyMessage, AbortAllMessage>;
 
+// The engine thread reads at least every 100 ms. Later than this the gateway lacks a processor, and
+// the time is not counted against the workers.
+inline constexpr int64_t kReadLateUs = 200'000;
+
 class EngineInbox {
  public:
   explicit EngineInbox(CompletionLoop& completions) : completions_(completions) {}

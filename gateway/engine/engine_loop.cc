@@ -165,7 +165,8 @@ void EngineLoop::Run() {
   bool was_idle = true;
   while (!stop_) {
     std::vector<EngineMessage> messages = inbox_.Take(kTurnUs);
-    last_turn_us_ = clock_.NowUs();
+    const int64_t now_us = clock_.NowUs();
+    ExtendDeadline(now_us - last_turn_us_.exchange(now_us));
     for (EngineMessage& message : messages) {
       std::visit([this](auto& m) { Handle(std::move(m)); }, message);
     }
@@ -229,8 +230,9 @@ void EngineLoop::Handle(ResultMessage message) {
   }
   // Only a refusal by name, alike on all ranks, leaves the workers' state as it was.
   if (!message.result.status.ok() && !absl::IsUnimplemented(message.result.status)) {
-    EndEpoch("op_failed", absl::StrCat("rank ", message.rank, " failed op ", op_id, ": ",
-                                       message.result.status.ToString()));
+    EndEpoch(absl::IsDeadlineExceeded(message.result.status) ? "deadline" : "op_failed",
+             absl::StrCat("rank ", message.rank, " failed op ", op_id, ": ",
+                          message.result.status.ToString()));
     return;
   }
   op->results[static_cast<size_t>(message.rank)] = std::move(message.result);
@@ -314,6 +316,13 @@ void EngineLoop::Handle(ReadyMessage message) {
 
 void EngineLoop::Handle(AbortAllMessage message) {
   FailRequests(message.error);
+}
+
+// The results that came meanwhile may still lie unread: there is time to read them in any case.
+void EngineLoop::ExtendDeadline(int64_t turn_us) {
+  if (turn_us < kReadLateUs || in_flight_.empty()) return;
+  int64_t& deadline_us = in_flight_.front().deadline_us;
+  deadline_us = std::max(deadline_us + turn_us, last_turn_us_.load() + kReadLateUs);
 }
 
 void EngineLoop::CheckDeadlines() {

@@ -98,6 +98,8 @@ class EngineLoop : public GenerateService {
   void Handle(AbortAllMessage message);
 
   void CompleteFrontOp();
+  // What the thread slept since its last turn is not the workers' time: their op gets it back.
+  void ExtendDeadline(int64_t turn_us);
   void CheckDeadlines();
   void SendSteps();
   void DeliverEvents();

@@ -431,6 +431,38 @@ TEST_F(EngineTest, LateOpEndsTheEpoch) {
   ExpectRight(Request(10, 30, 14));
 }
 
+// The engine's thread sleeps longer than an op may take, as under SIGSTOP, while results lie
+// unread.
+TEST_F(EngineTest, AGatewayThatSleepsBlamesNobody) {
+  class Sleeper : public Recorder {
+   public:
+    void OnTokens(std::span<const int32_t> ids, std::span<const TokenLogprobs> logprobs) override {
+      Recorder::OnTokens(ids, logprobs);
+      if (++num_calls_ != 10) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(limits::kOpDeadlineMsMin + 300));
+    }
+
+   private:
+    int num_calls_ = 0;
+  };
+  Start();
+  const GenerateRequest request = Request(40, 600, 15);
+  const auto recorder = std::make_shared<Sleeper>();
+  Submit(request, recorder);
+  ASSERT_TRUE(WaitUntil([&] { return recorder->num_ends() > 0; }));
+  EXPECT_TRUE(recorder->error().ok()) << recorder->error().ToString();
+  EXPECT_EQ(recorder->tokens(), Expected(request));
+  EXPECT_EQ(engine_->service().GetStatus().num_epochs_ended, 0u);
+}
+
+TEST_F(EngineTest, AWorkerThatIsLateByItsOwnClockIsLate) {
+  ExpectFaultEndsEpoch(
+      [this] { workers_[1]->FailAt(2, absl::DeadlineExceededError("layers done: 3")); },
+      "layers done: 3");
+  EXPECT_NE(metrics_.Text().find("dsv_epochs_ended_total{cause=\"deadline\"} 1"), std::string::npos)
+      << metrics_.Text();
+}
+
 TEST_F(EngineTest, DivergenceSendsNoTokenOfThatOp) {
   ExpectFaultEndsEpoch([this] { workers_[1]->DivergeAt(3); }, "different results");
   EXPECT_EQ(engine_->service().GetStatus().num_divergences, 1u);

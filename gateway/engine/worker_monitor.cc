@@ -10,8 +10,6 @@
 namespace twinspark::gateway {
 namespace {
 
-// The engine thread reads at least every 100 ms. Later than this the gateway lacks a processor.
-constexpr int64_t kReadLateUs = 200'000;
 constexpr int kTicksPerPoll = limits::kStatusPollMs / limits::kHeartbeatPeriodMs;
 static_assert(kTicksPerPoll >= 1);
 

@@ -275,10 +275,9 @@ class FakeWorker::Service final : public proto::ShardWorker::Service {
     out.set_op_id(op.op_id());
     const auto result = worker_->Run(ReadPlan(op));
     if (!result.ok() || fail_in_ == 0) {
-      out.mutable_status()->set_code(static_cast<uint32_t>(result.ok() ? absl::StatusCode::kInternal
-                                                                       : result.status().code()));
-      out.mutable_status()->set_message(result.ok() ? "asked to fail"
-                                                    : std::string(result.status().message()));
+      const absl::Status& status = result.ok() ? failure_ : result.status();
+      out.mutable_status()->set_code(static_cast<uint32_t>(status.code()));
+      out.mutable_status()->set_message(std::string(status.message()));
       fail_in_ = -1;
       return;
     }
@@ -326,6 +325,7 @@ class FakeWorker::Service final : public proto::ShardWorker::Service {
   uint64_t num_configures_ = 0;
   int diverge_in_ = -1;
   int fail_in_ = -1;
+  absl::Status failure_;
 };
 
 FakeWorker::FakeWorker(const FakeWorkerConfig& config)
@@ -356,9 +356,10 @@ void FakeWorker::DivergeAt(int ops_from_now) {
   service_->diverge_in_ = ops_from_now;
 }
 
-void FakeWorker::FailAt(int ops_from_now) {
+void FakeWorker::FailAt(int ops_from_now, const absl::Status& status) {
   std::lock_guard lock(service_->mutex_);
   service_->fail_in_ = ops_from_now;
+  service_->failure_ = status;
 }
 
 void FakeWorker::RefuseConfigure(const std::string& reason) {

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <string>
 
+#include "absl/status/status.h"
+
 #include "gateway/scheduler/scheduler.h"
 #include "gateway/testing/toy_worker.h"
 
@@ -40,10 +42,11 @@ class FakeWorker {
   const std::string& address() const;
 
   // Faults. Each holds from the next op on.
-  void Freeze(bool frozen);                         // as SIGSTOP: no results, no heartbeats
-  void StickOps(bool stuck);                        // ops never finish; heartbeats go on
-  void DivergeAt(int ops_from_now);                 // wrong digest, once
-  void FailAt(int ops_from_now);                    // INTERNAL status, once
+  void Freeze(bool frozen);          // as SIGSTOP: no results, no heartbeats
+  void StickOps(bool stuck);         // ops never finish; heartbeats go on
+  void DivergeAt(int ops_from_now);  // wrong digest, once
+  void FailAt(int ops_from_now,      // once
+              const absl::Status& status = absl::InternalError("asked to fail"));
   void RefuseConfigure(const std::string& reason);  // empty: accepts again
   void ChangeSlices(const std::string& digest);  // what the next Configure reports of its weights
   void Die();                                    // ends the server: connections break
