@@ -77,6 +77,10 @@ int Run(const Settings& settings) {
     return kExitBadConfig;
   }
   const absl::Status opened = service.Open();
+  if (IsWrongPackedDir(opened)) {
+    LOG_ERROR << "ENGRAM_PACKED_DIR " << opened.message() << "; run pack_rows, or leave it unset";
+    return kExitBadConfig;
+  }
   if (!opened.ok()) {
     LOG_ERROR << "cannot serve error=\"" << opened.message()
               << "\" model_dir=" << options.tables.model_dir

@@ -6,7 +6,9 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "common/file_util.h"
 #include "common/model_config.h"
@@ -21,6 +23,40 @@ namespace twinspark::engram {
 namespace {
 
 constexpr size_t kMaxConstantsBytes = size_t{1} << 20;
+constexpr size_t kNamesShown = 6;
+constexpr char kWrongPackedDir[] = "twinspark/wrong-packed-dir";
+
+// What lies in a directory, for the message: names of packed files, or why there are none.
+std::string PackedFilesIn(const std::string& dir) {
+  std::error_code error;
+  std::vector<std::string> names;
+  size_t others = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool packed = name.ends_with(".egp") || name.ends_with(".bin");
+    if (name.starts_with("engram-l") && packed) {
+      names.push_back(name);
+    } else {
+      ++others;
+    }
+  }
+  if (error) return error.message();
+  if (names.empty()) return absl::StrCat("no packed files there, ", others, " others");
+  std::sort(names.begin(), names.end());
+  const size_t shown = std::min(names.size(), kNamesShown);
+  const size_t more = names.size() - shown;
+  names.resize(shown);
+  return absl::StrCat("there: ", absl::StrJoin(names, ", "),
+                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
+}
+
+absl::Status NoPackedTables(const TableSetOptions& options) {
+  absl::Status status = absl::NotFoundError(
+      absl::StrCat(options.packed_dir, " has no packed tables of rank ", options.rank, " of ",
+                   options.world, " for this model (", PackedFilesIn(options.packed_dir), ")"));
+  status.SetPayload(kWrongPackedDir, absl::Cord(options.packed_dir));
+  return status;
+}
 
 }  // namespace
 
@@ -47,14 +83,16 @@ absl::StatusOr<std::unique_ptr<TableSet>> TableSet::Open(const TableSetOptions& 
   if (set->options_.engram_dir.empty()) set->options_.engram_dir = options.model_dir;
   ASSIGN_OR_RETURN(set->hasher_, LoadHasher(options.model_dir));
   ASSIGN_OR_RETURN(set->columns_, BalancedColumns(set->shape(), options.rank, options.world));
-  if (set->options_.packed_dir.empty()) set->options_.packed_dir = set->options_.engram_dir;
-  RETURN_IF_ERROR(set->OpenTables());
+  const bool packed_given = !options.packed_dir.empty();
+  if (!packed_given) set->options_.packed_dir = set->options_.engram_dir;
+  RETURN_IF_ERROR(set->OpenTables(packed_given));
   set->ComputeDigests();
   return set;
 }
 
-// The best format of which every layer has a file: our packed one, the other packed one, native.
-absl::Status TableSet::OpenTables() {
+// The best format of which a file is there: our packed one, the other packed one, native. Whoever
+// names a packed directory means its files: native tables do not stand in for them.
+absl::Status TableSet::OpenTables(bool packed_given) {
   const std::vector<LayerHash> layers(hasher_->layers().begin(), hasher_->layers().end());
   size_t packed = 0;
   size_t compat = 0;
@@ -72,6 +110,7 @@ absl::Status TableSet::OpenTables() {
     return absl::OkStatus();
   }
   if (compat > 0) return OpenCompat(layers);
+  if (packed_given) return NoPackedTables(options_);
   if (options_.require_packed) {
     return absl::NotFoundError(absl::StrCat("ENGRAM_REQUIRE_PACKED is set and ",
                                             PackedPath(options_, layers.front().layer_id),
@@ -100,6 +139,10 @@ absl::Status TableSet::OpenCompat(const std::vector<LayerHash>& layers) {
     tables_.push_back(std::move(table));
   }
   return absl::OkStatus();
+}
+
+bool IsWrongPackedDir(const absl::Status& status) {
+  return status.GetPayload(kWrongPackedDir).has_value();
 }
 
 std::string PackedPath(const TableSetOptions& options, int layer_id) {

@@ -20,8 +20,9 @@ struct TableSetOptions {
   std::string engram_dir = {};  // tables; empty = model_dir
   int rank = 0;
   int world = 1;
-  // Packed files; empty = engram_dir. A packed file that is there must be right: a wrong one is
-  // refused, never passed over.
+  // Packed files; empty = engram_dir, where native tables do as well. A directory that is named
+  // must hold this rank's files. A packed file that is there must be right: a wrong one is refused,
+  // never passed over.
   std::string packed_dir = {};
   bool require_packed = false;  // native tables are refused
   bool direct = false;          // read past the page cache
@@ -48,7 +49,7 @@ class TableSet {
 
  private:
   TableSet() = default;
-  absl::Status OpenTables();
+  absl::Status OpenTables(bool packed_given);
   absl::Status OpenCompat(const std::vector<LayerHash>& layers);
   void ComputeDigests();
 
@@ -60,6 +61,10 @@ class TableSet {
   Sha256Digest model_digest_{};
   uint64_t table_digest_prefix_ = 0;
 };
+
+// Whether Open failed because packed_dir was named and holds nothing of this rank: a wrong setting,
+// not a wrong table.
+bool IsWrongPackedDir(const absl::Status& status);
 
 // Where a packed file of the layer would lie, by the naming of engram.md 3.3.
 std::string PackedPath(const TableSetOptions& options, int layer_id);

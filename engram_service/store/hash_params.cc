@@ -255,6 +255,13 @@ absl::Status CompareList(const boost::json::object& object,
                                           " differ from those that config.json implies"));
 }
 
+absl::Status CheckRank(int rank, int world) {
+  if (world < 1) return absl::InvalidArgumentError(absl::StrCat("world ", world, " is below 1"));
+  if (rank >= 0 && rank < world) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", rank, " is not in 0..", world - 1, " (world ", world, ")"));
+}
+
 }  // namespace
 
 absl::Status CheckConstants(const EngramShape& shape,
@@ -294,10 +301,10 @@ absl::Status CheckConstants(const EngramShape& shape,
 }
 
 absl::StatusOr<std::vector<int>> BalancedColumns(const EngramShape& shape, int rank, int world) {
-  if (world < 1 || rank < 0 || rank >= world || shape.num_heads % world != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", world, " cannot own ",
-                                                   shape.num_heads,
-                                                   " hash heads; the world size must divide them"));
+  RETURN_IF_ERROR(CheckRank(rank, world));
+  if (shape.num_heads % world != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("world ", world, " does not divide the ",
+                                                   shape.num_heads, " hash heads of this model"));
   }
   const int share = shape.num_heads / world;
   std::vector<int> columns;
@@ -308,9 +315,7 @@ absl::StatusOr<std::vector<int>> BalancedColumns(const EngramShape& shape, int r
 }
 
 absl::StatusOr<std::vector<int>> ContiguousColumns(const EngramShape& shape, int rank, int world) {
-  if (world < 1 || rank < 0 || rank >= world) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", world));
-  }
+  RETURN_IF_ERROR(CheckRank(rank, world));
   const int share = (shape.num_columns() + world - 1) / world;
   std::vector<int> columns;
   for (int column = rank * share; column < std::min((rank + 1) * share, shape.num_columns());

@@ -105,8 +105,12 @@ TEST(HashParams, ColumnsOfARank) {
             (std::vector<int>{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23}));
   EXPECT_EQ(BalancedColumns(shape, 0, 1)->size(), 24u);
   EXPECT_EQ(ContiguousColumns(shape, 1, 2)->front(), 12);
-  EXPECT_FALSE(BalancedColumns(shape, 0, 3).ok());
-  EXPECT_FALSE(BalancedColumns(shape, 2, 2).ok());
+  EXPECT_EQ(BalancedColumns(shape, 0, 3).status().message(),
+            "world 3 does not divide the 8 hash heads of this model");
+  EXPECT_EQ(BalancedColumns(shape, 2, 2).status().message(), "rank 2 is not in 0..1 (world 2)");
+  EXPECT_EQ(BalancedColumns(shape, -1, 2).status().message(), "rank -1 is not in 0..1 (world 2)");
+  EXPECT_EQ(ContiguousColumns(shape, 3, 2).status().message(), "rank 3 is not in 0..1 (world 2)");
+  EXPECT_EQ(BalancedColumns(shape, 0, 0).status().message(), "world 0 is below 1");
 }
 
 TEST(Hasher, SmallExampleEveryRow) {

@@ -235,6 +235,49 @@ TEST_F(ProgramsTest, SynthRefusesBadFlags) {
   EXPECT_THAT(ran.output, HasSubstr("text_config"));
 }
 
+// Native tables lie beside in every case: none may stand in for the packed ones that were named.
+TEST_F(ProgramsTest, APackedDirectoryThatIsNamedMustHoldThisRank) {
+  const std::string from = Synth("checkpoint");
+  const std::string packed = (dir_ / "packed").string();
+  const std::string typo = (dir_ / "pakced").string();
+  const std::string of_model = " --model-dir " + from + " --packed-dir ";
+  const auto expect_refused = [](const Ran& ran, const std::string& dir, const std::string& there) {
+    EXPECT_EQ(ran.code, 65) << ran.output;
+    EXPECT_THAT(ran.output, HasSubstr(dir + " has no packed tables of rank 0 of 1"));
+    EXPECT_THAT(ran.output, HasSubstr(there));
+  };
+  for (const std::string tool : {"verify_rows", "gather --ids 1,2,3"}) {
+    expect_refused(RunTool(tool + of_model + typo), typo, "No such file or directory");
+    expect_refused(RunTool(tool + of_model + from), from, "no packed files there, 5 others");
+  }
+  fs::create_directory(packed);
+  ASSERT_EQ(RunTool("pack_rows --rank 1 --world 2 --model-dir " + from + " --out " + packed).code,
+            0);
+  for (const std::string tool : {"verify_rows", "gather --ids 1,2,3"}) {
+    expect_refused(RunTool(tool + of_model + packed), packed,
+                   "engram-l01.n1of2.bal.egp, engram-l04.n1of2.bal.egp");
+    const Ran right = RunTool(tool + of_model + packed + " --rank 1 --world 2");
+    EXPECT_EQ(right.code, 0) << right.output;
+    EXPECT_THAT(right.output, HasSubstr("tier packed"));
+    const Ran native = RunTool(tool + " --model-dir " + from);
+    EXPECT_EQ(native.code, 0) << native.output;
+    EXPECT_THAT(native.output, HasSubstr("tier native"));
+    const Ran nobody = RunTool(tool + of_model + packed + " --rank 2 --world 2");
+    EXPECT_EQ(nobody.code, 78);
+    EXPECT_THAT(nobody.output, HasSubstr("rank 2 is not in 0..1 (world 2)"));
+  }
+  // A layer that is missing is not made up for either.
+  fs::remove(dir_ / "packed/engram-l04.n1of2.bal.egp");
+  const Ran half = RunTool("verify_rows --rank 1 --world 2" + of_model + packed);
+  EXPECT_EQ(half.code, 65) << half.output;
+  EXPECT_THAT(half.output, HasSubstr("engram-l04.n1of2.bal.egp"));
+  // The service: a wrong setting.
+  const Ran service = RunTool("engram_service --engram-listen 127.0.0.1:0 --engram-packed-dir " +
+                              typo + " --model-dir " + from);
+  EXPECT_EQ(service.code, 78) << service.output;
+  EXPECT_THAT(service.output, HasSubstr("ENGRAM_PACKED_DIR " + typo + " has no packed tables"));
+}
+
 // A file system of its own, in a mount namespace of this process: gone with it, whatever happens.
 class FullDiskTest : public ProgramsTest {
  protected:

@@ -150,7 +150,7 @@ absl::Status Run(int argc, char** argv) {
   TableSetOptions options;
   options.model_dir = flags.Text("--model-dir");
   options.engram_dir = flags.Text("--engram-dir", options.model_dir);
-  options.packed_dir = flags.Text("--packed-dir", options.engram_dir);
+  options.packed_dir = flags.Text("--packed-dir");
   options.rank = static_cast<int>(rank);
   options.world = static_cast<int>(world);
   options.direct = true;
