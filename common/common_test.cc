@@ -1,4 +1,4 @@
-// The small parts of common: checks, ids, host:port, files, metrics, the lifeline.
+// The small parts of common: API keys, checks, ids, host:port, files, metrics, the lifeline.
 #include <fstream>
 
 #include <sys/wait.h>
@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/api_keys.h"
 #include "common/check.h"
 #include "common/file_util.h"
 #include "common/host_port.h"
@@ -54,6 +55,16 @@ TEST(FileUtilTest, WritesWholeFilesAndRefusesLargeOnes) {
   EXPECT_EQ(ReadFile(path, 4).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(WriteFileAtomically("/no/such/dir/x", "hello").ok());
   unlink(path.c_str());
+}
+
+TEST(ApiKeysTest, CommentsAndEmptyLinesAreNoKeys) {
+  const std::string path = ::testing::TempDir() + "api_keys_" + std::to_string(getpid());
+  ASSERT_TRUE(WriteFileAtomically(path, "# team A\n\n first \r\n  # team B\nsec#ond").ok());
+  EXPECT_THAT(*ReadApiKeys(path), ::testing::ElementsAre("first", "sec#ond"));
+  ASSERT_TRUE(WriteFileAtomically(path, "# only a comment\n\n").ok());
+  EXPECT_THAT(std::string(ReadApiKeys(path).status().message()), HasSubstr("holds no key"));
+  unlink(path.c_str());
+  EXPECT_EQ(ReadApiKeys(path).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(MetricsTest, SameNameAndLabelsAreOneSeries) {

@@ -9,9 +9,8 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 
+#include "common/api_keys.h"
 #include "common/build_info.h"
 #include "common/file_util.h"
 #include "common/host_port.h"
@@ -59,21 +58,6 @@ EngineOptions ReadEngineOptions(const Settings& settings) {
   engine.model_id = settings.List("SERVED_MODEL_NAME").front();
   engine.not_enforced = NotEnforced();
   return options;
-}
-
-absl::StatusOr<std::vector<std::string>> ReadApiKeys(const std::string& path) {
-  std::vector<std::string> keys;
-  if (path.empty()) return keys;
-  const auto text = ReadFile(path, limits::kMaxSettingsFileBytes);
-  if (!text.ok()) return text.status();
-  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
-    line = absl::StripAsciiWhitespace(line);
-    if (!line.empty()) keys.emplace_back(line);
-  }
-  if (keys.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " holds no key; one line is one key"));
-  }
-  return keys;
 }
 
 }  // namespace
@@ -134,12 +118,13 @@ ExitCode Gateway::StartEngine() {
 }
 
 ExitCode Gateway::StartHttp() {
-  auto keys = ReadApiKeys(settings_.String("API_KEY_FILE"));
-  if (!keys.ok()) return BadConfig(absl::StrCat("API_KEY_FILE: ", keys.status().message()));
-
   OpenAiOptions api_options;
+  if (settings_.IsSet("API_KEY_FILE")) {
+    auto keys = ReadApiKeys(settings_.String("API_KEY_FILE"));
+    if (!keys.ok()) return BadConfig(absl::StrCat("API_KEY_FILE: ", keys.status().message()));
+    api_options.api_keys = *std::move(keys);
+  }
   api_options.model_names = settings_.List("SERVED_MODEL_NAME");
-  api_options.api_keys = *std::move(keys);
   api_options.cors_origins = settings_.List("CORS_ALLOW_ORIGIN");
   api_options.model_root = settings_.String("MODEL_DIR");
   api_options.build_id = BuildId();
