@@ -7,9 +7,11 @@
 #   deploy/quickstart.sh --stop       stops a running one, on whatever port
 #   deploy/quickstart.sh --status     one line about it; exit 69 when it is not ready
 #
-# A running cluster of this checkout is used as it is when it is this build with this model, TP and port, else replaced; --smoke
-# starts one of its own beside it, on a free port. It listens on 127.0.0.1; LISTEN_ADDR=0.0.0.0 opens it to your network (then set
-# API_KEY_FILE too). Every other setting of deploy/.env.example can be given in the environment as well.
+# A running cluster of this checkout is used as it is when it is this build with this model, TP, port and these settings, else
+# replaced; --smoke starts one of its own beside it, on a free port. It listens on 127.0.0.1; LISTEN_ADDR=0.0.0.0 opens it to your
+# network (then set API_KEY_FILE too). Settings of deploy/.env.example can be given in the environment: PORT and MODEL_DIR mean --port
+# and --model, METRICS_ADDR=HOST:P gives the gateway P and the others the ports after it, paths are relative to where you are; those
+# that differ per process (WORKERS, ENGRAM_RANK, ...) are refused by name.
 #
 # Ctrl-C, SIGTERM, SIGKILL or a failing part at any moment before it returns leaves no process behind.
 # Exit codes: 0 done, 1 wrong answer, 69 packages, build or a part failed, 78 bad argument, 130 interrupted.
@@ -19,7 +21,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 checkout=$PWD
 bin=$checkout/build/release/bin
 
-usage() { sed -n '2,15p' "$checkout/deploy/quickstart.sh" | sed 's/^# \{0,1\}//'; }
+usage() { sed -n '2,17p' "$checkout/deploy/quickstart.sh" | sed 's/^# \{0,1\}//'; }
 verb=up
 pass=()
 while (($#)); do
@@ -88,4 +90,5 @@ echo "build ..."
 guarded "$log" cmake --preset release || fail "configuring failed"
 guarded "$log" cmake --build build/release --target gateway shard_worker engram_service local_cluster || fail "the build failed"
 exec {watched}>&-
+cd "$called_from"  # what paths in settings are relative to
 exec "$bin/local_cluster" up "${pass[@]}"

@@ -19,13 +19,16 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "common/clock.h"
 #include "common/exit_codes.h"
+#include "common/model_config.h"
 #include "common/status_macros.h"
 #include "deploy/local_cluster/child_process.h"
 #include "deploy/local_cluster/cluster_state.h"
 #include "deploy/local_cluster/first_chat.h"
+#include "deploy/local_cluster/given_settings.h"
 #include "deploy/local_cluster/http_client.h"
 
 namespace twinspark {
@@ -42,6 +45,13 @@ constexpr uint64_t kRunDirBytesMin = uint64_t{8} << 20;  // logs and state of so
 volatile std::sig_atomic_t g_interrupted = 0;
 void OnInterrupt(int number) {
   g_interrupted = number;
+}
+
+void CatchInterrupts() {
+  struct sigaction action {};
+  action.sa_handler = OnInterrupt;
+  for (const int number : {SIGTERM, SIGINT, SIGHUP})
+    sigaction(number, &action, nullptr);
 }
 
 int64_t NowMs() {
@@ -247,17 +257,20 @@ absl::StatusOr<ChatAnswer> Ask(const std::string& base,
   return answer;
 }
 
-void PrintHowToUse(int port, const std::string& model) {
+void PrintHowToUse(int port, const std::string& model, bool with_key) {
   std::cout
       << "\nThe cluster stays on http://127.0.0.1:" << port
-      << " (stop it: deploy/quickstart.sh --stop). Try:\n\n"
+      << " (stop it: deploy/quickstart.sh --stop). "
+      << (with_key ? "Try, with one of your keys:\n\n" : "Try:\n\n")
       << "  curl -N http://127.0.0.1:" << port
-      << "/v1/chat/completions -H 'Content-Type: application/json' -d '"
+      << "/v1/chat/completions -H 'Content-Type: application/json' "
+      << (with_key ? "-H 'Authorization: Bearer ONE_OF_YOUR_KEYS' " : "") << "-d '"
       << R"({"model":")" << model
       << R"(","stream":true,"messages":[{"role":"user","content":"tell me a joke"}]})"
       << "'\n\n"
       << "from openai import OpenAI\n"
-      << "client = OpenAI(base_url=\"http://127.0.0.1:" << port << "/v1\", api_key=\"none\")\n"
+      << "client = OpenAI(base_url=\"http://127.0.0.1:" << port << "/v1\", api_key=\""
+      << (with_key ? "ONE_OF_YOUR_KEYS" : "none") << "\")\n"
       << "answer = client.chat.completions.create(model=\"" << model
       << "\", messages=[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}])\n"
       << "print(answer.choices[0].message.content)\n"
@@ -292,10 +305,38 @@ absl::Status ClaimRunDir(const std::string& run_dir) {
                       system.f_favail, system.f_files, kRunDirBytesMin >> 20));
 }
 
-bool SameCluster(const ClusterState& running, const UpOptions& options) {
-  return running.build_id == BuildFingerprint(options.bin_dir) &&
-         running.model_dir == options.model_dir && running.tp == options.tp &&
-         (!options.port.has_value() || *options.port == running.port);
+bool IsReady(int port) {
+  return HttpGet(absl::StrCat("http://127.0.0.1:", port, "/ready"), 2000)
+             .value_or(HttpReply{})
+             .status == 200;
+}
+
+// Names of what is not as asked; empty: the same cluster.
+std::vector<std::string> Differences(const ClusterState& running,
+                                     const UpOptions& options,
+                                     const SettingsInForce& settings) {
+  std::vector<std::string> different = DifferentKeys(running.settings, settings);
+  if (running.build_id != BuildFingerprint(options.bin_dir)) different.emplace_back("the build");
+  if (running.model_dir != options.model_dir) different.emplace_back("the model");
+  if (running.tp != options.tp) different.emplace_back("TP");
+  if (options.port.has_value() && *options.port != running.port) different.emplace_back("the port");
+  return different;
+}
+
+// Completes `options` and the environment from the settings given, and checks what can be checked
+// before a running cluster is stopped for the new one.
+absl::StatusOr<SettingsInForce> TakeSettings(UpOptions& options) {
+  ASSIGN_OR_RETURN(const Settings settings, ReadGivenSettings());
+  RETURN_IF_ERROR(CheckGivenSettings(settings, options.tp));
+  if (options.model_dir.empty()) {
+    options.model_dir =
+        settings.IsSet("MODEL_DIR") ? AbsolutePath(settings.String("MODEL_DIR")) : options.demo_dir;
+  }
+  RETURN_IF_ERROR(LoadModelConfig(options.model_dir).status());
+  if (!options.port.has_value() && settings.Source("PORT") != "default")
+    options.port = static_cast<int>(settings.Int("PORT"));
+  PrepareEnvironment(settings, options.model_dir, options.smoke);
+  return ReadSettingsInForce();
 }
 
 }  // namespace
@@ -309,32 +350,35 @@ int BringUp(const UpOptions& asked) {
     mkdir(options.run_dir.c_str(), 0755);
     if (!options.port.has_value()) options.port = 0;
   }
+  const absl::StatusOr<SettingsInForce> settings = TakeSettings(options);
+  if (!settings.ok()) {
+    std::cerr << "failed: " << settings.status().message() << "\n";
+    return kExitBadConfig;
+  }
   if (const absl::Status ready = ClaimRunDir(options.run_dir); !ready.ok()) {
     std::cerr << "failed: " << ready.message() << "\n";
     return kExitUnavailable;
   }
-  struct sigaction action {};
-  action.sa_handler = OnInterrupt;
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGHUP, &action, nullptr);
+  CatchInterrupts();
 
   SupervisorHandle supervisor;
   int port = 0;
   const absl::StatusOr<ClusterState> running = ReadClusterState(options.run_dir + "/cluster.json");
   const bool is_running = running.ok() && SupervisorRuns(*running);
-  const bool reuse = is_running && SameCluster(*running, options) &&
-                     HttpGet(absl::StrCat("http://127.0.0.1:", running->port, "/ready"), 2000)
-                             .value_or(HttpReply{})
-                             .status == 200;
+  const std::vector<std::string> different =
+      is_running ? Differences(*running, options, *settings) : std::vector<std::string>();
+  const bool reuse = is_running && different.empty() && IsReady(running->port);
   if (reuse) {
     port = running->port;
-    progress.Say(absl::StrCat("this build already serves this model on port ", port));
+    progress.Say(
+        absl::StrCat("this build already serves this model with these settings on port ", port));
   } else {
     if (is_running) {
-      progress.Say(absl::StrCat("stopping the cluster on port ", running->port,
-                                ": another build, model, port or TP, or not ready"));
+      progress.Say(absl::StrCat(
+          "replacing the cluster on port ", running->port, ": ",
+          different.empty() ? "it is not ready" : absl::StrJoin(different, ", ") + " changed"));
       BringDown(options.run_dir);
+      if (!options.port.has_value()) options.port = running->port;
     }
     progress.Say(absl::StrCat("starting ", options.tp, " engram_service, ", options.tp,
                               " shard_worker, 1 gateway; model ", options.model_dir));
@@ -362,7 +406,7 @@ int BringUp(const UpOptions& asked) {
     return Fail(options, supervisor, second.status());
   if (g_interrupted != 0) return Fail(options, supervisor, absl::CancelledError("interrupted"));
   if (!reuse) supervisor.Release();
-  PrintHowToUse(port, *model);
+  PrintHowToUse(port, *model, settings->contains("API_KEY_FILE"));
   return kExitOk;
 }
 
@@ -397,8 +441,7 @@ int PrintStatus(const std::string& run_dir, bool json) {
               << "\n";
   }
   if (!is_running) return kExitUnavailable;
-  const auto ready = HttpGet(absl::StrCat("http://127.0.0.1:", running->port, "/ready"), 2000);
-  return ready.ok() && ready->status == 200 ? kExitOk : kExitUnavailable;
+  return IsReady(running->port) ? kExitOk : kExitUnavailable;
 }
 
 }  // namespace twinspark

@@ -13,9 +13,10 @@ namespace twinspark {
 struct UpOptions {
   std::string bin_dir;
   std::string run_dir;
-  std::string model_dir;
+  std::string model_dir;  // empty: MODEL_DIR, else demo_dir
+  std::string demo_dir;
   int tp = 2;
-  std::optional<int> port;  // unset: 8888, or whatever a running cluster has
+  std::optional<int> port;  // unset: PORT, else what a running cluster has, else 8888
   bool smoke = false;       // stop after the answer; success only if it was 323
 };
 

@@ -31,6 +31,10 @@ absl::StatusOr<ClusterState> ReadClusterState(const std::string& path) {
     state.build_id = object->at("build_id").as_string().c_str();
     state.model_dir = object->at("model_dir").as_string().c_str();
     state.tp = object->at("tp").to_number<int>();
+    if (const boost::json::value* settings = object->if_contains("settings")) {
+      for (const auto& [key, value] : settings->as_object())
+        state.settings[std::string(key)] = value.as_string().c_str();
+    }
   } catch (const std::exception& bad) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", bad.what(), "; delete it"));
   }
@@ -38,12 +42,16 @@ absl::StatusOr<ClusterState> ReadClusterState(const std::string& path) {
 }
 
 absl::Status WriteClusterState(const std::string& path, const ClusterState& state) {
+  boost::json::object settings;
+  for (const auto& [key, value] : state.settings)
+    settings[key] = value;
   const boost::json::object object = {{"supervisor_pid", state.supervisor_pid},
                                       {"supervisor_start_ticks", state.supervisor_start_ticks},
                                       {"port", state.port},
                                       {"build_id", state.build_id},
                                       {"model_dir", state.model_dir},
-                                      {"tp", state.tp}};
+                                      {"tp", state.tp},
+                                      {"settings", settings}};
   return WriteFileAtomically(path, boost::json::serialize(object) + "\n");
 }
 

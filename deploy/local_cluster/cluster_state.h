@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@ struct ClusterState {
   std::string build_id;
   std::string model_dir;
   int tp = 0;
+  std::map<std::string, std::string> settings;  // SettingsInForce (given_settings.h)
 };
 
 // kNotFound when there is none.

@@ -66,7 +66,6 @@ absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
   const SteadyClock clock;
   const int64_t start_us = clock.NowUs();
   int64_t first_us = 0;
-  int64_t last_us = 0;
   ChatAnswer answer;
   ASSIGN_OR_RETURN(
       const HttpReply reply,
@@ -74,8 +73,7 @@ absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
                      kChatTimeoutMs, [&](std::string_view payload) {
                        std::string new_text;
                        if (!TakeChunk(payload, answer, new_text) || new_text.empty()) return;
-                       last_us = clock.NowUs();
-                       if (first_us == 0) first_us = last_us;
+                       if (first_us == 0) first_us = clock.NowUs();
                        on_text(new_text);
                      }));
   if (reply.status != 200)
@@ -84,10 +82,9 @@ absl::StatusOr<ChatAnswer> AskChat(const std::string& base_url,
   if (answer.finish_reason.empty())
     return absl::DataLossError(absl::StrCat("the stream ended early: ", reply.body.substr(0, 500)));
   answer.ttft_ms = static_cast<double>(first_us - start_us) / 1e3;
-  if (last_us > first_us && answer.completion_tokens > 1) {
-    answer.tokens_per_second =
-        (answer.completion_tokens - 1) / (static_cast<double>(last_us - first_us) / 1e6);
-  }
+  // Not from the first token to the last: a short answer comes in one burst.
+  answer.tokens_per_second =
+      answer.completion_tokens / (static_cast<double>(clock.NowUs() - start_us) / 1e6);
   return answer;
 }
 

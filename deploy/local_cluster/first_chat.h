@@ -13,7 +13,7 @@ namespace twinspark {
 struct ChatAnswer {
   std::string text;
   double ttft_ms = 0;            // request sent to first text
-  double tokens_per_second = 0;  // after the first token; 0 when there was only one
+  double tokens_per_second = 0;  // over the whole request
   int completion_tokens = 0;
   std::string finish_reason;
 };

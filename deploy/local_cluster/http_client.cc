@@ -2,12 +2,13 @@
 #include "deploy/local_cluster/http_client.h"
 
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 
 #include <curl/curl.h>
 
 #include "absl/strings/str_cat.h"
+
+#include "common/api_keys.h"
 
 namespace twinspark {
 namespace {
@@ -68,13 +69,10 @@ using Headers = std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)>;
 Headers MakeHeaders() {
   curl_slist* list = curl_slist_append(nullptr, "Content-Type: application/json");
   const char* path = std::getenv("API_KEY_FILE");
-  std::string key;
   if (path != nullptr && *path != '\0') {
-    std::ifstream file(path);
-    std::getline(file, key);
+    if (const auto keys = ReadApiKeys(path); keys.ok())
+      list = curl_slist_append(list, absl::StrCat("Authorization: Bearer ", keys->front()).c_str());
   }
-  if (!key.empty())
-    list = curl_slist_append(list, absl::StrCat("Authorization: Bearer ", key).c_str());
   return Headers(list, curl_slist_free_all);
 }
 

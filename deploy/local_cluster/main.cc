@@ -1,7 +1,5 @@
 // local_cluster: the five programs on this one machine. deploy/quickstart.sh builds them and calls
 // `local_cluster up`.
-#include <climits>
-#include <cstdlib>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -14,6 +12,7 @@
 #include "common/exit_codes.h"
 #include "common/log.h"
 #include "deploy/local_cluster/bring_up.h"
+#include "deploy/local_cluster/given_settings.h"
 #include "deploy/local_cluster/supervisor.h"
 
 namespace twinspark {
@@ -26,6 +25,8 @@ constexpr char kUsage[] =
     "port\n"
     "       local_cluster status [--json]                                    exit 0 when it is "
     "ready, 69 when not\n"
+    "  A setting not given by a flag comes from the environment (PORT, MODEL_DIR, LISTEN_ADDR, "
+    "...).\n"
     "  --run-dir DIR   logs and state (default: run/ of the checkout)\n"
     "Exit codes: 0 done, 1 wrong answer, 69 a part failed or is not there, 78 bad argument, 130 "
     "interrupted.\n";
@@ -38,11 +39,6 @@ struct Arguments {
   int report_fd = -1;
 };
 
-std::string AbsolutePath(const std::string& path) {
-  char resolved[PATH_MAX];
-  return realpath(path.c_str(), resolved) == nullptr ? path : std::string(resolved);
-}
-
 std::string Folder(const std::string& path) {
   return path.substr(0, path.rfind('/'));
 }
@@ -54,7 +50,7 @@ std::optional<Arguments> Parse(int argc, char** argv) {
   const std::string checkout =
       Folder(Folder(Folder(arguments.up.bin_dir)));  // CHECKOUT/build/PRESET/bin
   arguments.up.run_dir = checkout + "/run";
-  arguments.up.model_dir = AbsolutePath(checkout + "/deploy/demo_model");
+  arguments.up.demo_dir = AbsolutePath(checkout + "/deploy/demo_model");
   if (argc > 1) arguments.verb = argv[1];
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];

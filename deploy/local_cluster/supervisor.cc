@@ -21,6 +21,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "deploy/local_cluster/cluster_state.h"
+#include "deploy/local_cluster/given_settings.h"
 
 namespace twinspark {
 namespace {
@@ -68,14 +69,18 @@ int Supervisor::Run() {
   return code;
 }
 
-absl::Status Supervisor::StartPart(const std::string& name, std::vector<std::string> arguments) {
+absl::Status Supervisor::StartPart(const std::string& name,
+                                   std::vector<std::string> arguments,
+                                   const std::vector<std::string>& metrics_flags) {
   const std::string program = name.substr(0, name.find('-'));
   arguments.insert(arguments.begin(), options_.bin_dir + "/" + program);
   arguments.insert(arguments.end(), {"--port-file", PathOf(name + ".port")});
+  arguments.insert(arguments.end(), metrics_flags.begin(), metrics_flags.end());
   unlink(PathOf(name + ".port").c_str());
   ASSIGN_OR_RETURN(ChildProcess child,
                    ChildProcess::Start({name, std::move(arguments), PathOf(name + ".log")}));
-  LOG_INFO << "started " << name << " pid=" << child.pid();
+  LOG_INFO << "started " << name << " pid=" << child.pid()
+           << (metrics_flags.empty() ? "" : " metrics=" + metrics_flags.back());
   parts_.push_back(std::move(child));
   stopped_since_ms_.push_back(0);
   end_reported_.push_back(false);
@@ -96,16 +101,22 @@ absl::StatusOr<std::string> Supervisor::WaitForPort(const std::string& name) {
 }
 
 absl::Status Supervisor::StartAll() {
-  const int threads =
-      std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options_.tp);
+  ASSIGN_OR_RETURN(const Settings settings, ReadGivenSettings());
+  ASSIGN_OR_RETURN(const SettingsInForce in_force, ReadSettingsInForce());
+  const std::string metrics = settings.String("METRICS_ADDR");
+  int64_t threads = settings.Int("COMPUTE_THREADS");
+  if (threads == 0)
+    threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options_.tp);
   for (int rank = 0; rank < options_.tp; ++rank) {
     RETURN_IF_ERROR(StartPart(
         absl::StrCat("engram_service-", rank),
         {"--model-dir", options_.model_dir, "--engram-listen", "127.0.0.1:0", "--engram-rank",
-         absl::StrCat(rank), "--engram-world", absl::StrCat(options_.tp)}));
+         absl::StrCat(rank), "--engram-world", absl::StrCat(options_.tp)},
+        MetricsFlags(metrics, 1 + 2 * rank)));
     RETURN_IF_ERROR(
         StartPart(absl::StrCat("shard_worker-", rank),
-                  {"--worker-listen", "127.0.0.1:0", "--compute-threads", absl::StrCat(threads)}));
+                  {"--worker-listen", "127.0.0.1:0", "--compute-threads", absl::StrCat(threads)},
+                  MetricsFlags(metrics, 2 + 2 * rank)));
   }
   std::vector<std::string> workers;
   std::vector<std::string> engrams;
@@ -125,18 +136,14 @@ absl::Status Supervisor::StartAll() {
                                         absl::StrJoin(engrams, ","),
                                         "--rendezvous-timeout",
                                         absl::StrCat(kStartSecondsMax)};
-  // Private unless somebody opens it on purpose.
-  const char* listen = std::getenv("LISTEN_ADDR");
-  if (listen == nullptr || *listen == '\0')
-    arguments.insert(arguments.end(), {"--listen-addr", "127.0.0.1"});
-  RETURN_IF_ERROR(StartPart("gateway", std::move(arguments)));
+  RETURN_IF_ERROR(StartPart("gateway", std::move(arguments), MetricsFlags(metrics, 0)));
   ASSIGN_OR_RETURN(const std::string address, WaitForPort("gateway"));
   const size_t colon = address.rfind(':');
   const int port = std::atoi(address.c_str() + (colon == std::string::npos ? 0 : colon + 1));
-  RETURN_IF_ERROR(
-      WriteClusterState(PathOf("cluster.json"),
-                        {getpid(), ProcessStartTicks(getpid()), port,
-                         BuildFingerprint(options_.bin_dir), options_.model_dir, options_.tp}));
+  RETURN_IF_ERROR(WriteClusterState(
+      PathOf("cluster.json"),
+      {getpid(), ProcessStartTicks(getpid()), port, BuildFingerprint(options_.bin_dir),
+       options_.model_dir, options_.tp, in_force}));
   Report(absl::StrCat("listening ", port));
   return absl::OkStatus();
 }

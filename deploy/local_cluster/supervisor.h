@@ -40,7 +40,9 @@ class Supervisor {
 
  private:
   absl::Status StartAll();
-  absl::Status StartPart(const std::string& name, std::vector<std::string> arguments);
+  absl::Status StartPart(const std::string& name,
+                         std::vector<std::string> arguments,
+                         const std::vector<std::string>& metrics_flags);
   absl::StatusOr<std::string> WaitForPort(const std::string& name);
   absl::Status CheckParts();     // an error when a part ended
   absl::Status CheckLifeline();  // an error when `up` is gone

@@ -9,8 +9,11 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -57,9 +60,48 @@ def assert_gone(run_dir):
     assert not left, f"left behind after {GONE_SECONDS} s: {left}"
 
 
-def start_up(run_dir, *flags):
-    return subprocess.Popen([f"{BIN}/local_cluster", "up", "--run-dir", str(run_dir), "--port", "0", *flags],
+def up(run_dir, *flags, cwd=None, **settings):
+    """`up` without a port of its own choice, with these settings in the environment."""
+    return subprocess.Popen([f"{BIN}/local_cluster", "up", "--run-dir", str(run_dir), *flags], cwd=cwd, env={**os.environ, **settings},
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def start_up(run_dir, *flags):
+    return up(run_dir, "--port", "0", *flags)
+
+
+def state_of(run_dir):
+    with open(run_dir / "cluster.json") as file:
+        return json.load(file)
+
+
+def models_status(run_dir, key=None):
+    """HTTP status of /v1/models."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        request = urllib.request.Request(f"http://127.0.0.1:{state_of(run_dir)['port']}/v1/models", headers=headers)
+        return urllib.request.urlopen(request, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def free_ports(count):
+    """The first of `count` free ports in a row."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        held = []
+        try:
+            for port in range(first, first + count):
+                held.append(socket.socket())
+                held[-1].bind(("127.0.0.1", port))
+            return first
+        except (OSError, OverflowError):
+            continue
+        finally:
+            for each in held:
+                each.close()
 
 
 def finish(process, seconds=120):
@@ -116,6 +158,71 @@ def test_up_leaves_it_running_and_a_second_up_uses_it(cluster):
     status = subprocess.run([f"{BIN}/local_cluster", "status", "--json", "--run-dir", str(run_dir)], capture_output=True, text=True, timeout=10)
     assert status.returncode == 0, status.stdout
     assert json.loads(status.stdout)["state"] == "READY"
+
+
+def test_changed_settings_replace_the_cluster_and_its_keys_hold(cluster):
+    run_dir, _ = cluster
+    first = state_of(run_dir)
+    keys = run_dir / "keys.txt"
+    keys.write_text("# team A\nsecret-1\n")
+    asked = {"cwd": run_dir, "API_KEY_FILE": "keys.txt", "LISTEN_ADDR": "0.0.0.0"}
+
+    code, output = finish(up(run_dir, **asked))
+    assert code == 0 and "API_KEY_FILE, LISTEN_ADDR changed" in output, output
+    assert "Authorization: Bearer ONE_OF_YOUR_KEYS" in output and "one of your keys" in output
+    second = state_of(run_dir)
+    assert second["supervisor_pid"] != first["supervisor_pid"] and second["port"] == first["port"]
+    assert "secret" not in json.dumps(second)
+    assert [models_status(run_dir, key) for key in (None, "# team A", "secret-1")] == [401, 401, 200]
+
+    code, output = finish(up(run_dir, **asked))
+    assert code == 0 and "already serves" in output, output
+    assert state_of(run_dir) == second
+
+    keys.write_text("secret-2\n")  # the same path
+    code, output = finish(up(run_dir, **asked))
+    assert code == 0 and ": API_KEY_FILE changed" in output, output
+    assert [models_status(run_dir, key) for key in ("secret-1", "secret-2")] == [401, 200]
+
+
+@pytest.mark.parametrize("settings, word", [
+    ({"API_KEY_FILE": "no_such_keys.txt"}, "no_such_keys.txt"),
+    ({"MODEL_DIR": "no_such_model"}, "no_such_model"),
+    ({"WORKERS": "127.0.0.1:1"}, "WORKERS"),
+    ({"METRICS_ADDR": "127.0.0.1:0"}, "METRICS_ADDR"),
+    ({"MAX_NUM_SEQS": "many"}, "MAX_NUM_SEQS"),
+    ({"LISTEN_ADDR": "everywhere"}, "LISTEN_ADDR"),
+])
+def test_a_start_that_cannot_work_is_refused_by_name(tmp_path, settings, word):
+    code, output = finish(up(tmp_path, "--port", "0", **settings))
+    assert code == 78 and word in output, output
+    assert_gone(tmp_path)
+
+
+def test_a_start_that_cannot_work_leaves_the_running_cluster(cluster):
+    run_dir, _ = cluster
+    before = sorted(cluster_pids(run_dir))
+    code, output = finish(up(run_dir, API_KEY_FILE="no_such_keys.txt"))
+    assert code == 78 and "no_such_keys.txt" in output, output
+    code, output = finish(up(run_dir, "--model", str(run_dir)))
+    assert code == 78 and "config.json" in output, output
+    assert sorted(cluster_pids(run_dir)) == before
+    assert models_status(run_dir) == 200
+
+
+def test_port_model_and_metrics_address_of_the_environment(tmp_path):
+    port = free_ports(6)
+    (tmp_path / "model").symlink_to(os.path.join(CHECKOUT, "deploy/demo_model"))
+    code, output = finish(up(tmp_path, cwd=tmp_path, PORT=str(port), MODEL_DIR="model", METRICS_ADDR=f"127.0.0.1:{port + 1}"))
+    try:
+        assert code == 0 and f"http://127.0.0.1:{port}/v1/" in output, output
+        for offset in range(5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port + 1 + offset}/metrics", timeout=10) as reply:
+                assert b"dsv_" in reply.read(), offset
+        assert f"metrics=127.0.0.1:{port + 2}" in (tmp_path / "supervisor.log").read_text()
+    finally:
+        subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], check=True, timeout=60)
+        assert_gone(tmp_path)
 
 
 def test_down_without_a_cluster_says_so(tmp_path):
