@@ -53,12 +53,17 @@ void PrintRows(const LocalRows& rows, const std::vector<int32_t>& ids, int layer
   }
 }
 
-absl::Status Run(int argc, char** argv) {
-  ASSIGN_OR_RETURN(
-      const ToolFlags flags,
-      ToolFlags::Parse(
-          argc, argv, {"--model-dir", "--engram-dir", "--packed-dir", "--rank", "--world", "--ids"},
-          {"--rows"}));
+const ToolUsage kUsage = {
+    "gather",
+    "Token ids in, the rows of every owned column out, one SHA-256 per layer; needs no service.",
+    WithTableFlags({
+        {"--packed-dir", "DIR", "packed files, which must be there for this rank",
+         "those in --engram-dir, else its native tables"},
+        {"--ids", "A,B,...", "token ids of one sequence"},
+        {"--rows", "", "prints row numbers and bytes too"},
+    })};
+
+absl::Status Run(const ToolFlags& flags) {
   ASSIGN_OR_RETURN(const int64_t rank, flags.Int("--rank", 0));
   ASSIGN_OR_RETURN(const int64_t world, flags.Int("--world", 1));
   ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(flags.Text("--ids")));
@@ -90,6 +95,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  const absl::Status status = twinspark::engram::Run(argc, argv);
-  return status.ok() ? 0 : twinspark::engram::ToolFailure("gather", status);
+  using namespace twinspark::engram;
+  return ToolMain(kUsage, argc, argv, Run);
 }

@@ -4,47 +4,42 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "common/exit_codes.h"
+#include "absl/strings/str_cat.h"
+
 #include "common/file_util.h"
+#include "common/status_macros.h"
 #include "engram_service/store/token_map.h"
 #include "engram_service/tools/token_map_builder.h"
+#include "engram_service/tools/tool_flags.h"
 
 namespace twinspark::engram {
 namespace {
 
 constexpr size_t kMaxTokenizerBytes = size_t{256} << 20;
 
-int Fail(int code, const std::string& text) {
-  fprintf(stderr, "make_token_map: %s\n", text.c_str());
-  return code;
-}
+const ToolUsage kUsage = {
+    "make_token_map",
+    "Token id to compressed id, from a tokenizer; exit code 1 when --check finds a difference.",
+    {
+        {"--tokenizer", "FILE", "tokenizer.json"},
+        {"--out", "FILE", "the map to write: token_map_i32.bin of a model directory"},
+        {"--check", "FILE", "instead of --out: compares with this map"},
+    }};
 
-int Run(const std::vector<std::string>& args) {
-  std::string tokenizer;
-  std::string out;
-  std::string check;
-  for (size_t i = 0; i < args.size(); i += 2) {
-    std::string* to = args[i] == "--tokenizer" ? &tokenizer
-                      : args[i] == "--out"     ? &out
-                      : args[i] == "--check"   ? &check
-                                               : nullptr;
-    if (to == nullptr || i + 1 == args.size()) {
-      return Fail(kExitBadConfig,
-                  "usage: make_token_map --tokenizer FILE (--out FILE | --check FILE)");
-    }
-    *to = args[i + 1];
-  }
+// `code` is the exit code of a run without an error: 1 when --check finds another map.
+absl::Status Run(const ToolFlags& flags, int& code) {
+  const std::string tokenizer = flags.Text("--tokenizer");
+  const std::string out = flags.Text("--out");
+  const std::string check = flags.Text("--check");
   if (tokenizer.empty() || out.empty() == check.empty()) {
-    return Fail(kExitBadConfig, "give --tokenizer and one of --out and --check");
+    return absl::InvalidArgumentError("give --tokenizer and one of --out and --check");
   }
-  const auto json = ReadFile(tokenizer, kMaxTokenizerBytes);
-  if (!json.ok()) return Fail(kExitBadData, std::string(json.status().message()));
-  auto classes = BuildTokenMap(*json);
+  ASSIGN_OR_RETURN(const std::string json, ReadFile(tokenizer, kMaxTokenizerBytes));
+  auto classes = BuildTokenMap(json);
   if (!classes.ok()) {
-    return Fail(kExitBadData, tokenizer + ": " + std::string(classes.status().message()));
+    return absl::DataLossError(absl::StrCat(tokenizer, ": ", classes.status().message()));
   }
   std::string bytes;
   for (const int32_t value : *classes) {
@@ -52,24 +47,26 @@ int Run(const std::vector<std::string>& args) {
       bytes.push_back(static_cast<char>(value >> (8 * i)));
   }
   const auto map = TokenMap::FromClasses(*std::move(classes));
-  if (!map.ok()) return Fail(kExitBadData, std::string(map.status().message()));
+  if (!map.ok()) return absl::DataLossError(map.status().message());
   printf("%d ids, %llu classes, SHA-256 %s\n", map->size(),
          static_cast<unsigned long long>(map->num_classes()), Hex(map->digest()).c_str());
   if (!check.empty()) {
-    const auto existing = ReadFile(check, kMaxTokenizerBytes);
-    if (!existing.ok()) return Fail(kExitBadData, std::string(existing.status().message()));
-    const bool equal = *existing == bytes;
+    ASSIGN_OR_RETURN(const std::string existing, ReadFile(check, kMaxTokenizerBytes));
+    const bool equal = existing == bytes;
     printf("%s %s\n", check.c_str(), equal ? "is the same" : "differs");
-    return equal ? 0 : 1;
+    code = equal ? 0 : 1;
+    return absl::OkStatus();
   }
-  const absl::Status written = WriteFileAtomically(out, bytes);
-  if (!written.ok()) return Fail(kExitBadData, std::string(written.message()));
-  return 0;
+  return WriteFileAtomically(out, bytes);
 }
 
 }  // namespace
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  return twinspark::engram::Run(std::vector<std::string>(argv + 1, argv + argc));
+  using namespace twinspark::engram;
+  int code = 0;
+  const int failed =
+      ToolMain(kUsage, argc, argv, [&](const ToolFlags& flags) { return Run(flags, code); });
+  return failed != 0 ? failed : code;
 }

@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <sys/statfs.h>
@@ -147,12 +149,23 @@ absl::Status PackLayer(const Job& job,
   return absl::OkStatus();
 }
 
-absl::Status Run(int argc, char** argv) {
-  ASSIGN_OR_RETURN(const ToolFlags flags,
-                   ToolFlags::Parse(argc, argv,
-                                    {"--model-dir", "--engram-dir", "--out", "--rank", "--world",
-                                     "--layer", "--from", "--format", "--limit-mb"},
-                                    {"--full", "--rates", "--force"}));
+const ToolUsage kUsage = {
+    "pack_rows",
+    "Writes this node's packed tables. Stopped at any moment, the same command goes on where it "
+    "was.",
+    WithTableFlags({
+        {"--out", "DIR", "where packed files go, a drive of this node; created"},
+        {"--layer", "L", "only this layer", "all"},
+        {"--from", "KIND", "source: native (checkpoint) or compat (another recipe's pack)",
+         "native"},
+        {"--format", "F", "egpack, compat-columns or compat-rows", "egpack"},
+        {"--full", "", "compares every packed row with the source, not samples"},
+        {"--limit-mb", "N", "at most N MB/s", "no limit"},
+        {"--rates", "", "also measures the drives and packing's share of them (1 GiB is written)"},
+        {"--force", "", "allows --out on a network file system"},
+    })};
+
+absl::Status Run(const ToolFlags& flags) {
   Job job;
   job.model_dir = flags.Text("--model-dir");
   job.engram_dir = flags.Text("--engram-dir", job.model_dir);
@@ -176,8 +189,11 @@ absl::Status Run(int argc, char** argv) {
     return absl::InvalidArgumentError(
         "--from is native or compat; --format is egpack, compat-columns or compat-rows");
   }
-  if (!flags.Has("--force")) RETURN_IF_ERROR(CheckFileSystem(job.out_dir));
   ASSIGN_OR_RETURN(const auto hasher, LoadHasher(job.model_dir));
+  std::error_code error;
+  std::filesystem::create_directories(job.out_dir, error);
+  if (error) return absl::UnavailableError(absl::StrCat(job.out_dir, ": ", error.message()));
+  if (!flags.Has("--force")) RETURN_IF_ERROR(CheckFileSystem(job.out_dir));
   std::unique_ptr<Checkpoint> checkpoint;
   if (job.from == "native") {
     ASSIGN_OR_RETURN(checkpoint, Checkpoint::Open(job.engram_dir));
@@ -193,6 +209,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  const absl::Status status = twinspark::engram::Run(argc, argv);
-  return status.ok() ? 0 : twinspark::engram::ToolFailure("pack_rows", status);
+  using namespace twinspark::engram;
+  return ToolMain(kUsage, argc, argv, Run);
 }

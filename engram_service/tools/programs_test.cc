@@ -235,10 +235,51 @@ TEST_F(ProgramsTest, SynthRefusesBadFlags) {
   EXPECT_THAT(ran.output, HasSubstr("text_config"));
 }
 
+TEST_F(ProgramsTest, HelpSaysWhatEveryFlagMeans) {
+  const std::pair<const char*, std::vector<const char*>> tools[] = {
+      {"pack_rows", {"--out DIR", "--rank R", "(default: egpack)", "--force"}},
+      {"verify_rows", {"--packed-dir DIR", "--mode MODE", "(default: quick)"}},
+      {"gather", {"--ids A,B,...", "--rows"}},
+      {"slim_engram", {"--from DIR", "not while a cluster serves"}},
+      {"synth_table", {"--config FILE", "(default: 64)"}},
+      {"make_token_map", {"--tokenizer FILE", "--check FILE"}},
+  };
+  for (const auto& [tool, parts] : tools) {
+    const std::string name = tool;
+    for (const std::string asked : {" --help", " -h", " --out x --help"}) {
+      const Ran help = RunTool(name + asked);
+      EXPECT_EQ(help.code, 0) << name << asked << help.output;
+      EXPECT_THAT(help.output, HasSubstr("usage: " + name));
+      for (const char* part : parts)
+        EXPECT_THAT(help.output, HasSubstr(part));
+    }
+    const Ran unknown = RunTool(name + " --nothing x");
+    EXPECT_EQ(unknown.code, 78);
+    EXPECT_THAT(unknown.output, HasSubstr(name + ": cannot use '--nothing'; --help lists"));
+    EXPECT_EQ(RunTool(name).code, 78);
+  }
+  const Ran valueless = RunTool("pack_rows --model-dir x --out");
+  EXPECT_EQ(valueless.code, 78);
+  EXPECT_THAT(valueless.output, HasSubstr("--out wants a value: DIR"));
+}
+
+TEST_F(ProgramsTest, MakeTokenMapWritesTheDemoMapAndSeesAnother) {
+  const std::string demo = TWINSPARK_DEMO_MODEL;
+  const std::string tool = "make_token_map --tokenizer " + demo + "/tokenizer.json ";
+  const std::string map = (dir_ / "token_map_i32.bin").string();
+  EXPECT_EQ(RunTool(tool + "--out " + map).code, 0);
+  EXPECT_EQ(Content(map), Content(demo + "/token_map_i32.bin"));
+  EXPECT_EQ(RunTool(tool + "--check " + map).code, 0);
+  std::ofstream(map, std::ios::app) << "more";
+  EXPECT_EQ(RunTool(tool + "--check " + map).code, 1);
+  EXPECT_EQ(RunTool("make_token_map --tokenizer " + map + " --out " + map).code, 65);
+  EXPECT_EQ(RunTool(tool + "--out " + map + " --check " + map).code, 78);
+}
+
 // Native tables lie beside in every case: none may stand in for the packed ones that were named.
 TEST_F(ProgramsTest, APackedDirectoryThatIsNamedMustHoldThisRank) {
   const std::string from = Synth("checkpoint");
-  const std::string packed = (dir_ / "packed").string();
+  const std::string packed = (dir_ / "made" / "packed").string();  // pack_rows makes it
   const std::string typo = (dir_ / "pakced").string();
   const std::string of_model = " --model-dir " + from + " --packed-dir ";
   const auto expect_refused = [](const Ran& ran, const std::string& dir, const std::string& there) {
@@ -250,7 +291,6 @@ TEST_F(ProgramsTest, APackedDirectoryThatIsNamedMustHoldThisRank) {
     expect_refused(RunTool(tool + of_model + typo), typo, "No such file or directory");
     expect_refused(RunTool(tool + of_model + from), from, "no packed files there, 5 others");
   }
-  fs::create_directory(packed);
   ASSERT_EQ(RunTool("pack_rows --rank 1 --world 2 --model-dir " + from + " --out " + packed).code,
             0);
   for (const std::string tool : {"verify_rows", "gather --ids 1,2,3"}) {
@@ -267,7 +307,7 @@ TEST_F(ProgramsTest, APackedDirectoryThatIsNamedMustHoldThisRank) {
     EXPECT_THAT(nobody.output, HasSubstr("rank 2 is not in 0..1 (world 2)"));
   }
   // A layer that is missing is not made up for either.
-  fs::remove(dir_ / "packed/engram-l04.n1of2.bal.egp");
+  fs::remove(packed + "/engram-l04.n1of2.bal.egp");
   const Ran half = RunTool("verify_rows --rank 1 --world 2" + of_model + packed);
   EXPECT_EQ(half.code, 65) << half.output;
   EXPECT_THAT(half.output, HasSubstr("engram-l04.n1of2.bal.egp"));

@@ -37,11 +37,23 @@ absl::Status Link(const fs::path& from, const fs::path& to) {
                                              "; --out must lie in the same file system"));
 }
 
-absl::Status Run(int argc, char** argv) {
-  ASSIGN_OR_RETURN(const ToolFlags flags, ToolFlags::Parse(argc, argv, {"--from", "--out"}, {}));
+const ToolUsage kUsage = {
+    "slim_engram",
+    "A directory with only what the row service needs, of hard links. They change the ctime of the "
+    "tables: not while a cluster serves from these files.",
+    {
+        {"--from", "DIR", "checkpoint"},
+        {"--out", "DIR", "in the same file system; created"},
+    }};
+
+absl::Status Run(const ToolFlags& flags) {
   const fs::path from = flags.Text("--from");
   const fs::path out = flags.Text("--out");
-  if (from.empty() || out.empty()) return absl::InvalidArgumentError("give --from and --out");
+  if (from.empty() || out.empty()) {
+    return absl::InvalidArgumentError(
+        "give --from and --out; makes hard links, which changes ctime: not while a cluster serves "
+        "from these files");
+  }
   const std::string index_name = "model.safetensors.index.json";
   ASSIGN_OR_RETURN(const std::string text, ReadFile((from / index_name).string(), kMaxIndexBytes));
   boost::system::error_code parse_error;
@@ -85,6 +97,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  const absl::Status status = twinspark::engram::Run(argc, argv);
-  return status.ok() ? 0 : twinspark::engram::ToolFailure("slim_engram", status);
+  using namespace twinspark::engram;
+  return ToolMain(kUsage, argc, argv, Run);
 }

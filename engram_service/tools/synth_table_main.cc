@@ -15,11 +15,21 @@
 namespace twinspark::engram {
 namespace {
 
-absl::Status Run(int argc, char** argv) {
-  ASSIGN_OR_RETURN(const ToolFlags flags, ToolFlags::Parse(argc, argv,
-                                                           {"--out", "--config", "--mib", "--heads",
-                                                            "--head-dim", "--vocab", "--classes"},
-                                                           {}));
+const ToolUsage kUsage = {
+    "synth_table",
+    "A checkpoint directory with two Engram tables whose bytes follow from the row number, for "
+    "tests and benchmarks.",
+    {
+        {"--out", "DIR", "created"},
+        {"--config", "FILE", "any model's config.json: everything but the Engram keys"},
+        {"--mib", "N", "size of all tables", "64"},
+        {"--heads", "H", "hash heads per n-gram", "8"},
+        {"--head-dim", "D", "values of a row", "256"},
+        {"--vocab", "V", "token ids", "129280"},
+        {"--classes", "C", "compressed token ids", "99092"},
+    }};
+
+absl::Status Run(const ToolFlags& flags) {
   ASSIGN_OR_RETURN(const int64_t mib, flags.Int("--mib", 64));
   ASSIGN_OR_RETURN(const int64_t heads, flags.Int("--heads", 8));
   ASSIGN_OR_RETURN(const int64_t head_dim, flags.Int("--head-dim", 256));
@@ -52,6 +62,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  const absl::Status status = twinspark::engram::Run(argc, argv);
-  return status.ok() ? 0 : twinspark::engram::ToolFailure("synth_table", status);
+  using namespace twinspark::engram;
+  return ToolMain(kUsage, argc, argv, Run);
 }

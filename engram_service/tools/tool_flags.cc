@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
-#include <utility>
 
 #include <unistd.h>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "common/exit_codes.h"
 
@@ -27,25 +29,39 @@ int64_t NowMs() {
 
 }  // namespace
 
-absl::StatusOr<ToolFlags> ToolFlags::Parse(int argc,
-                                           char** argv,
-                                           std::set<std::string> values,
-                                           std::set<std::string> switches) {
+std::vector<ToolFlag> WithTableFlags(std::vector<ToolFlag> own) {
+  std::vector<ToolFlag> flags = {
+      {"--model-dir", "DIR", "config.json and the token map"},
+      {"--engram-dir", "DIR", "checkpoint with the Engram tables", "--model-dir"},
+      {"--rank", "R", "this node's rank", "0"},
+      {"--world", "N", "number of nodes", "1"}};
+  flags.insert(flags.end(), own.begin(), own.end());
+  return flags;
+}
+
+absl::StatusOr<ToolFlags> ToolFlags::Parse(int argc, char** argv, const ToolUsage& usage) {
   ToolFlags flags;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (switches.count(name) != 0) {
-      flags.given_[name] = "";
-    } else if (values.count(name) != 0 && i + 1 < argc) {
-      flags.given_[name] = argv[++i];
-    } else {
-      std::string known;
-      for (const std::string& flag : values)
-        absl::StrAppend(&known, " ", flag, " VALUE");
-      for (const std::string& flag : switches)
-        absl::StrAppend(&known, " ", flag);
-      return absl::InvalidArgumentError(absl::StrCat("cannot use '", name, "'; flags are:", known));
+    flags.asks_help_ = flags.asks_help_ || name == "--help" || name == "-h";
+  }
+  if (flags.asks_help_) return flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    const auto flag =
+        std::ranges::find_if(usage.flags, [&](const ToolFlag& f) { return f.name == name; });
+    if (flag == usage.flags.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot use '", name, "'; --help lists the flags"));
     }
+    if (flag->value.empty()) {
+      flags.given_[name] = "";
+      continue;
+    }
+    if (i + 1 == argc) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " wants a value: ", flag->value));
+    }
+    flags.given_[name] = argv[++i];
   }
   return flags;
 }
@@ -64,6 +80,42 @@ absl::StatusOr<int64_t> ToolFlags::Int(const std::string& name, int64_t otherwis
     return absl::InvalidArgumentError(absl::StrCat(name, " '", text, "' is not a whole number"));
   }
   return value;
+}
+
+absl::StatusOr<double> ToolFlags::Number(const std::string& name, double otherwise) const {
+  if (!Has(name)) return otherwise;
+  double value = 0;
+  if (!absl::SimpleAtod(Text(name), &value) || !std::isfinite(value)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " '", Text(name), "' is not a number"));
+  }
+  return value;
+}
+
+std::string UsageText(const ToolUsage& usage) {
+  std::string text =
+      absl::StrCat("usage: ", usage.program, " [FLAG VALUE] ...\n", usage.what, "\n");
+  for (const ToolFlag& flag : usage.flags) {
+    const std::string head = absl::StrCat(flag.name, " ", flag.value);
+    const std::string otherwise =
+        flag.otherwise.empty() ? "" : absl::StrCat(" (default: ", flag.otherwise, ")");
+    absl::StrAppendFormat(&text, "  %-20s %s%s\n", head, flag.meaning, otherwise);
+  }
+  absl::StrAppendFormat(&text, "  %-20s %s\n", "--help", "this text");
+  return text;
+}
+
+int ToolMain(const ToolUsage& usage,
+             int argc,
+             char** argv,
+             const std::function<absl::Status(const ToolFlags&)>& run) {
+  const auto flags = ToolFlags::Parse(argc, argv, usage);
+  if (!flags.ok()) return ToolFailure(usage.program, flags.status());
+  if (flags->asks_help()) {
+    fputs(UsageText(usage).c_str(), stdout);
+    return kExitOk;
+  }
+  const absl::Status status = run(*flags);
+  return status.ok() ? kExitOk : ToolFailure(usage.program, status);
 }
 
 int ToolFailure(const std::string& program, const absl::Status& status) {

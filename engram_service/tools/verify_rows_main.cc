@@ -135,12 +135,18 @@ absl::Status VerifyLayer(const TableSet& set,
   return absl::OkStatus();
 }
 
-absl::Status Run(int argc, char** argv) {
-  ASSIGN_OR_RETURN(
-      const ToolFlags flags,
-      ToolFlags::Parse(
-          argc, argv,
-          {"--model-dir", "--engram-dir", "--packed-dir", "--rank", "--world", "--mode"}, {}));
+const ToolUsage kUsage = {
+    "verify_rows", "Checks the tables of one rank; exit code 0 only if nothing is wrong.",
+    WithTableFlags({
+        {"--packed-dir", "DIR", "packed files, which must be there for this rank",
+         "those in --engram-dir, else its native tables"},
+        {"--mode", "MODE",
+         "quick: headers, borders, sampled rows; scrub: every page of packed files; source: "
+         "samples against the checkpoint; source-full: every row",
+         "quick"},
+    })};
+
+absl::Status Run(const ToolFlags& flags) {
   ASSIGN_OR_RETURN(const int64_t rank, flags.Int("--rank", 0));
   ASSIGN_OR_RETURN(const int64_t world, flags.Int("--world", 1));
   const std::string mode = flags.Text("--mode", "quick");
@@ -171,6 +177,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  const absl::Status status = twinspark::engram::Run(argc, argv);
-  return status.ok() ? 0 : twinspark::engram::ToolFailure("verify_rows", status);
+  using namespace twinspark::engram;
+  return ToolMain(kUsage, argc, argv, Run);
 }
