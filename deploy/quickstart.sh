@@ -14,7 +14,7 @@
 # that differ per process (WORKERS, ENGRAM_RANK, ...) are refused by name.
 #
 # Ctrl-C, SIGTERM, SIGKILL or a failing part at any moment before it returns leaves no process behind.
-# Exit codes: 0 done, 1 wrong answer, 69 packages, build or a part failed, 78 bad argument, 130 interrupted.
+# Exit codes: 0 done, 1 wrong answer, 69 packages, build or a part failed, 78 bad argument or setting, 130 interrupted.
 set -euo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
