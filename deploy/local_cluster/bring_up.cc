@@ -339,6 +339,21 @@ absl::StatusOr<SettingsInForce> TakeSettings(UpOptions& options) {
   return ReadSettingsInForce();
 }
 
+// Stops the running cluster, unless the new one cannot have its port. Without a port of its own
+// choice the new one gets that of the old.
+absl::Status StopForAnother(const ClusterState& running,
+                            const std::vector<std::string>& different,
+                            UpOptions& options,
+                            Progress& progress) {
+  if (!options.port.has_value()) options.port = running.port;
+  if (*options.port != running.port) RETURN_IF_ERROR(CheckPortIsFree(*options.port));
+  progress.Say(absl::StrCat(
+      "replacing the cluster on port ", running.port, ": ",
+      different.empty() ? "it is not ready" : absl::StrJoin(different, ", ") + " changed"));
+  BringDown(options.run_dir);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int BringUp(const UpOptions& asked) {
@@ -374,11 +389,11 @@ int BringUp(const UpOptions& asked) {
         absl::StrCat("this build already serves this model with these settings on port ", port));
   } else {
     if (is_running) {
-      progress.Say(absl::StrCat(
-          "replacing the cluster on port ", running->port, ": ",
-          different.empty() ? "it is not ready" : absl::StrJoin(different, ", ") + " changed"));
-      BringDown(options.run_dir);
-      if (!options.port.has_value()) options.port = running->port;
+      const absl::Status stopped = StopForAnother(*running, different, options, progress);
+      if (!stopped.ok()) {
+        std::cerr << "failed: " << stopped.message() << "; the running cluster stays\n";
+        return kExitUnavailable;
+      }
     }
     progress.Say(absl::StrCat("starting ", options.tp, " engram_service, ", options.tp,
                               " shard_worker, 1 gateway; model ", options.model_dir));

@@ -1,13 +1,18 @@
 // See given_settings.h.
 #include "deploy/local_cluster/given_settings.h"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <span>
 #include <string_view>
 
 #include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -132,6 +137,25 @@ std::vector<std::string> DifferentKeys(const SettingsInForce& a, const SettingsI
     }
   }
   return {different.begin(), different.end()};
+}
+
+absl::Status CheckPortIsFree(int port) {
+  const char* host = std::getenv("LISTEN_ADDR");
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host, absl::StrCat(port).c_str(), &hints, &found) != 0)
+    return absl::InvalidArgumentError(absl::StrCat("LISTEN_ADDR='", host, "' is no address"));
+  const int probe = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, 0);
+  const int yes = 1;  // as the gateway: connections that ended a moment ago do not hold a port
+  setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  const bool is_free = bind(probe, found->ai_addr, found->ai_addrlen) == 0;
+  const std::string why = std::strerror(errno);
+  close(probe);
+  freeaddrinfo(found);
+  if (is_free) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("port ", port, " of ", host, ": ", why));
 }
 
 std::vector<std::string> MetricsFlags(const std::string& metrics_addr, int index) {

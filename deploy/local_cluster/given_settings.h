@@ -36,6 +36,10 @@ absl::StatusOr<SettingsInForce> ReadSettingsInForce();
 // Keys whose values differ.
 std::vector<std::string> DifferentKeys(const SettingsInForce& a, const SettingsInForce& b);
 
+// kUnavailable when somebody else listens on this port of LISTEN_ADDR (of the prepared
+// environment).
+absl::Status CheckPortIsFree(int port);
+
 // `--metrics-addr` for a part, or nothing when METRICS_ADDR is unset: the gateway (index 0) has the
 // port that was given, the others (row service 1 + 2 rank, worker 2 + 2 rank) the ones after it.
 std::vector<std::string> MetricsFlags(const std::string& metrics_addr, int index);

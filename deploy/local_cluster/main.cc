@@ -28,8 +28,8 @@ constexpr char kUsage[] =
     "  A setting not given by a flag comes from the environment (PORT, MODEL_DIR, LISTEN_ADDR, "
     "...).\n"
     "  --run-dir DIR   logs and state (default: run/ of the checkout)\n"
-    "Exit codes: 0 done, 1 wrong answer, 69 a part failed or is not there, 78 bad argument, 130 "
-    "interrupted.\n";
+    "Exit codes: 0 done, 1 wrong answer, 69 a part failed or is not there, 78 bad argument or "
+    "setting, 130 interrupted.\n";
 
 struct Arguments {
   std::string verb;

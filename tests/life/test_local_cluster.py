@@ -206,6 +206,12 @@ def test_a_start_that_cannot_work_leaves_the_running_cluster(cluster):
     assert code == 78 and "no_such_keys.txt" in output, output
     code, output = finish(up(run_dir, "--model", str(run_dir)))
     assert code == 78 and "config.json" in output, output
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        code, output = finish(up(run_dir, "--port", port))
+        assert code == 69 and port in output and "stays" in output, output
     assert sorted(cluster_pids(run_dir)) == before
     assert models_status(run_dir) == 200
 
