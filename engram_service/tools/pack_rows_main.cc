@@ -8,10 +8,8 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include <sys/statfs.h>
@@ -190,9 +188,7 @@ absl::Status Run(const ToolFlags& flags) {
         "--from is native or compat; --format is egpack, compat-columns or compat-rows");
   }
   ASSIGN_OR_RETURN(const auto hasher, LoadHasher(job.model_dir));
-  std::error_code error;
-  std::filesystem::create_directories(job.out_dir, error);
-  if (error) return absl::UnavailableError(absl::StrCat(job.out_dir, ": ", error.message()));
+  RETURN_IF_ERROR(MakeDirectories(job.out_dir));
   if (!flags.Has("--force")) RETURN_IF_ERROR(CheckFileSystem(job.out_dir));
   std::unique_ptr<Checkpoint> checkpoint;
   if (job.from == "native") {

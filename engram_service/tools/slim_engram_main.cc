@@ -72,9 +72,7 @@ absl::Status Run(const ToolFlags& flags) {
   if (files.empty()) {
     return absl::NotFoundError(absl::StrCat(from.string(), " has no Engram tables"));
   }
-  std::error_code error;
-  fs::create_directories(out, error);
-  if (error) return absl::UnavailableError(absl::StrCat(out.string(), ": ", error.message()));
+  RETURN_IF_ERROR(MakeDirectories(out.string()));
   for (const std::string& file : files) {
     RETURN_IF_ERROR(Link(from / file, out / fs::path(file).filename()));
   }

@@ -51,6 +51,7 @@ absl::Status Run(const ToolFlags& flags) {
       static_cast<uint64_t>(shape.row_weight_bytes() + shape.row_scale_bytes());
   shape.bucket_start = (static_cast<uint64_t>(mib) << 20) /
                        (row_bytes * 2 * static_cast<uint64_t>(shape.num_columns()));
+  RETURN_IF_ERROR(MakeDirectories(flags.Text("--out")));
   RETURN_IF_ERROR(WriteSyntheticModel(flags.Text("--out"), shape, config));
   printf("%s: 2 layers x %d columns x about %llu rows of %llu bytes\n", flags.Text("--out").c_str(),
          shape.num_columns(), static_cast<unsigned long long>(shape.bucket_start),

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 
 #include <unistd.h>
 
@@ -116,6 +118,13 @@ int ToolMain(const ToolUsage& usage,
   }
   const absl::Status status = run(*flags);
   return status.ok() ? kExitOk : ToolFailure(usage.program, status);
+}
+
+absl::Status MakeDirectories(const std::string& dir) {
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(dir, ": ", error.message()));
 }
 
 int ToolFailure(const std::string& program, const absl::Status& status) {

@@ -59,6 +59,9 @@ int ToolMain(const ToolUsage& usage,
              char** argv,
              const std::function<absl::Status(const ToolFlags&)>& run);
 
+// Makes a directory of --out, with those above it; there already is fine.
+absl::Status MakeDirectories(const std::string& dir);
+
 // Prints "PROGRAM: text" to stderr and returns the exit code that fits the status.
 int ToolFailure(const std::string& program, const absl::Status& status);
 

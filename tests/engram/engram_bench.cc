@@ -2,10 +2,11 @@
 // prefill chunk, rows from the cache, and what the service adds to the library. Tables: packed
 // files of a model directory, best far larger than memory (synth_table, pack_rows).
 //
-//   engram_bench --dir MODEL --packed DIR [--depth 32] [--seconds 3] [--fio 1]
-//   engram_bench --smoke      a tiny table of its own, everything once
+//   engram_bench --dir MODEL --packed DIR      (--help: all flags)
+//   engram_bench --smoke                       a tiny table of its own, everything once
 //
-// Ends with one line per bound of the row service, and exit code 1 when one is missed (not with
+// Refuses tables so small that the rows of a chunk meet in the same blocks. Ends with one line per
+// bound of the row service, and exit code 1 when one is missed (not with
 // --smoke). tests/engram/row_bench.sh makes tables, packs them and runs this.
 #include <algorithm>
 #include <array>
@@ -23,11 +24,13 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 #include "boost/json.hpp"
 #include "common/check.h"
 #include "common/file_util.h"
 #include "common/safetensors.h"
+#include "common/status_macros.h"
 #include "common/testing/seeded_rng.h"
 #include "engram_service/io/inline_reader.h"
 #include "engram_service/io/make_reader.h"
@@ -37,12 +40,18 @@
 #include "engram_service/store/native_table.h"
 #include "engram_service/store/row_table_writer.h"
 #include "engram_service/store/synthetic.h"
+#include "engram_service/tools/tool_flags.h"
 #include "shard_worker/engram/ring_client.h"
 
 namespace twinspark::engram {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr size_t kChunkTokens = 2048;
+constexpr int kReadRounds = 5;
+// Blocks of a file per row of a chunk: with 8, one row in 16 finds its block already read.
+constexpr uint64_t kBlocksPerRow = 8;
 
 double Micros(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
@@ -65,6 +74,8 @@ double Quantile(std::vector<double> values, double q) {
 struct Options {
   std::string dir;
   std::string packed;
+  int rank = 0;
+  int world = 2;
   size_t depth = 32;
   double seconds = 3;
   bool fio = true;
@@ -239,7 +250,7 @@ std::pair<double, double> RawBatch(const TableSet& tables,
 }
 
 void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
-  const size_t tokens = options.smoke ? 64 : 2048;
+  const size_t tokens = options.smoke ? 64 : kChunkTokens;
   std::vector<double> ours;
   std::vector<double> fio;
   std::vector<double> chunks;
@@ -247,7 +258,7 @@ void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng, 
   std::vector<double> chunk_cpu;
   const Destination destination(tables, tokens);
   // Taking turns, so that what else the machine does falls on all three.
-  for (int i = 0; i < (options.smoke ? 1 : 5); ++i) {
+  for (int i = 0; i < (options.smoke ? 1 : kReadRounds); ++i) {
     const Rate rate = RandomReads(tables, options, rng);
     ours.push_back(rate.per_second);
     our_cpu.push_back(rate.cpu_micros);
@@ -322,7 +333,7 @@ std::unique_ptr<RowCache> Cache(const TableSet& tables, const Options& options) 
 }
 
 void BenchCache(const TableSet& tables, const Options& options, SeededRng& rng, Bounds& bounds) {
-  const size_t tokens = options.smoke ? 64 : 2048;
+  const size_t tokens = options.smoke ? 64 : kChunkTokens;
   const auto cache = Cache(tables, options);
   const auto reader = Reader(tables, options.depth);
   GatherEngine engine(tables, *reader, cache.get());
@@ -405,6 +416,45 @@ absl::Status MakeTinyTable(const std::string& dir) {
   return WriteSyntheticModel(dir, shape, *config);
 }
 
+// A line per measurement, before it begins: the first takes half a minute.
+void Say(const Options& options, const std::string& what) {
+  if (options.smoke) return;
+  printf("-- %s\n", what.c_str());
+  fflush(stdout);
+}
+
+absl::Status CheckSize(const TableSet& tables) {
+  const TableFile& file = tables.table(0).file(0);
+  const uint64_t wanted = kChunkTokens * tables.columns().size() * kBlocksPerRow * kBlockBytes;
+  if (file.bytes >= wanted) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      file.path, " has ", file.bytes >> 20, " MiB: too small to measure, want ", wanted >> 20,
+      " MiB a file and more; synth_table --mib N and pack_rows make "
+      "them, or use --smoke"));
+}
+
+absl::Status Measure(const Options& options, Bounds& bounds) {
+  TableSetOptions open = {options.dir, "", options.rank, options.world};
+  open.packed_dir = options.packed;
+  open.direct = true;
+  ASSIGN_OR_RETURN(const auto tables, TableSet::Open(open));
+  if (!options.smoke) RETURN_IF_ERROR(CheckSize(*tables));
+  SeededRng rng(TestSeed(61));
+  printf("tier %s, %.2f GiB a file, reader %s\n", std::string(tables->tier()).c_str(),
+         static_cast<double>(tables->table(0).file(0).bytes) / (1 << 30),
+         Reader(*tables, options.depth)->name().c_str());
+  Say(options, absl::StrCat("random reads", options.fio ? ", fio's" : "", " and chunks, ",
+                            kReadRounds, " rounds of ", options.seconds, " s each"));
+  BenchReads(*tables, options, rng, bounds);
+  Say(options, "decode gathers, one token at a time, beside raw reads");
+  BenchDecode(*tables, options, rng, bounds);
+  Say(options, "rows from the cache");
+  BenchCache(*tables, options, rng, bounds);
+  Say(options, "decode gathers through the service");
+  BenchRing(*tables, options, rng, bounds);
+  return absl::OkStatus();
+}
+
 int Run(Options options) {
   Bounds bounds;
   std::string temporary;
@@ -416,23 +466,9 @@ int Run(Options options) {
     options.seconds = 0.05;
     options.fio = false;
   }
-  {
-    TableSetOptions open = {options.dir, "", 0, 2};
-    open.packed_dir = options.packed;
-    open.direct = true;
-    const auto tables = TableSet::Open(open);
-    CHECK(tables.ok()) << tables.status();
-    const uint64_t seed = TestSeed(61);
-    SeededRng rng(seed);
-    printf("tier %s, %.2f GiB a file, reader %s\n", std::string((*tables)->tier()).c_str(),
-           static_cast<double>((*tables)->table(0).file(0).bytes) / (1 << 30),
-           Reader(**tables, options.depth)->name().c_str());
-    BenchReads(**tables, options, rng, bounds);
-    BenchDecode(**tables, options, rng, bounds);
-    BenchCache(**tables, options, rng, bounds);
-    BenchRing(**tables, options, rng, bounds);
-  }
+  const absl::Status measured = Measure(options, bounds);
   if (!temporary.empty()) std::filesystem::remove_all(temporary);
+  if (!measured.ok()) return ToolFailure("engram_bench", measured);
   bool all = true;
   for (const Bound& bound : bounds) {
     printf("%s: %.2f, wanted %s %.2f: %s\n", bound.what.c_str(), bound.value,
@@ -442,28 +478,52 @@ int Run(Options options) {
   return all || options.smoke ? 0 : 1;
 }
 
+const ToolUsage kUsage = {
+    "engram_bench",
+    "The row service against the drive. Exit code 1 when a bound is missed, 65 for wrong tables.",
+    {
+        {"--dir", "DIR", "model directory with the tables"},
+        {"--packed", "DIR", "packed tables of the rank", "the native ones of --dir"},
+        {"--rank", "R", "whose tables", "0"},
+        {"--world", "N", "number of nodes", "2"},
+        {"--depth", "N", "reads in flight", "32"},
+        {"--seconds", "S", "per measurement", "3"},
+        {"--fio", "0|1", "fio beside it, where installed", "1"},
+        {"--smoke", "", "everything once on a tiny table of its own; no bounds"},
+    }};
+
+absl::StatusOr<Options> OptionsOf(const ToolFlags& flags) {
+  Options options;
+  options.smoke = flags.Has("--smoke");
+  options.dir = flags.Text("--dir");
+  options.packed = flags.Text("--packed");
+  options.fio = flags.Text("--fio", "1") != "0";
+  ASSIGN_OR_RETURN(const int64_t rank, flags.Int("--rank", options.rank));
+  ASSIGN_OR_RETURN(const int64_t world, flags.Int("--world", options.world));
+  ASSIGN_OR_RETURN(const int64_t depth, flags.Int("--depth", 32));
+  ASSIGN_OR_RETURN(options.seconds, flags.Number("--seconds", options.seconds));
+  if (!options.smoke && options.dir.empty()) {
+    return absl::InvalidArgumentError("give --dir and --packed, or --smoke");
+  }
+  if (depth < 1 || depth > 4096 || options.seconds <= 0) {
+    return absl::InvalidArgumentError("--depth is 1 to 4096, --seconds above 0");
+  }
+  options.rank = static_cast<int>(rank);
+  options.world = static_cast<int>(world);
+  options.depth = static_cast<size_t>(depth);
+  return options;
+}
+
 }  // namespace
 }  // namespace twinspark::engram
 
 int main(int argc, char** argv) {
-  twinspark::engram::Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    if (flag == "--smoke") {
-      options.smoke = true;
-      continue;
-    }
-    if (flag == "--dir") options.dir = value;
-    if (flag == "--packed") options.packed = value;
-    if (flag == "--depth") options.depth = std::stoul(value);
-    if (flag == "--seconds") options.seconds = std::stod(value);
-    if (flag == "--fio") options.fio = value != "0";
-    ++i;
-  }
-  if (!options.smoke && options.dir.empty()) {
-    fprintf(stderr, "engram_bench --dir MODEL --packed DIR, or --smoke\n");
-    return 2;
-  }
-  return twinspark::engram::Run(options);
+  using namespace twinspark::engram;
+  int code = 0;
+  const int failed = ToolMain(kUsage, argc, argv, [&](const ToolFlags& flags) -> absl::Status {
+    ASSIGN_OR_RETURN(const Options options, OptionsOf(flags));
+    code = Run(options);
+    return absl::OkStatus();
+  });
+  return failed != 0 ? failed : code;
 }
