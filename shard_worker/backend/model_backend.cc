@@ -267,13 +267,14 @@ absl::Status ModelBackend::Plan(const GroupConfig& config, uint64_t* checkpoint_
       model_->digests().weights == *checkpoint_digest) {
     return absl::OkStatus();
   }
-  planned_for_ = request;
+  const MemoryRequest asked = request;
   if (request.budget_bytes == 0) {
     // What is resident now is given back before the new weights come.
     const uint64_t resident = model_ == nullptr ? 0 : plan_.total_bytes();
     request.budget_bytes = ReadHostMemory().available_bytes + resident;
   }
   ASSIGN_OR_RETURN(plan_, PlanMemory(model, *checkpoint, request));
+  planned_for_ = asked;  // only what was planned: a worker with weights outlives a refusal
   return absl::OkStatus();
 }
 

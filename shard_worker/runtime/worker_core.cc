@@ -197,8 +197,10 @@ absl::StatusOr<ReadyReport> WorkerCore::EnterReady(const GroupConfig& config,
   backend_.Leave();
   // In JOINING only the device is our own; whatever else failed lies between the processes.
   const bool loading = state_.load() == WorkerState::kLoading;
-  const int exit_code =
-      loading || absl::IsInternal(report.status()) ? FatalExitCode(report.status()) : 0;
+  int exit_code = loading || absl::IsInternal(report.status()) ? FatalExitCode(report.status()) : 0;
+  // Files that are bad now say nothing about the weights in memory, and may be whole again at the
+  // next Configure. A load gives the old weights back first, so one that fails still ends here.
+  if (exit_code == kExitBadData && !backend_.ResidentWeightsDigest().empty()) exit_code = 0;
   if (exit_code != 0) {
     Fail(report.status(), exit_code);
   } else {

@@ -368,6 +368,23 @@ TEST_F(ShardWorkerServiceTest, BadFilesAndTooLittleMemoryEndTheProcessWithTheirC
   EXPECT_THAT(exit_reason_, HasSubstr("need 5 GiB"));
 }
 
+TEST_F(ShardWorkerServiceTest, BadFilesEndAFirstLoadButNotAWorkerWithWeights) {
+  const absl::Status damage = absl::DataLossError("shard 1 is short");
+  ASSERT_TRUE(Configure(Request(1)).ok());
+  ASSERT_TRUE(Reset(false).ok());
+  backend_.FailNextLoad(damage);
+  EXPECT_EQ(Configure(Request(2)).status(), damage);
+  EXPECT_EQ(Status().state(), proto::WORKER_IDLE);
+  EXPECT_THAT(Status().errors(0), HasSubstr("shard 1 is short"));
+  const auto whole_again = Configure(Request(3));
+  ASSERT_TRUE(whole_again.ok()) << whole_again.status();
+  EXPECT_TRUE(whole_again->warm()) << "the weights were kept";
+  ASSERT_TRUE(Reset(true).ok());
+  backend_.FailNextLoad(damage);
+  EXPECT_EQ(Configure(Request(4)).status(), damage);
+  EXPECT_EQ(Status().state(), proto::WORKER_FAILED) << "nothing in memory to go on with";
+}
+
 TEST_F(ShardWorkerServiceTest, PeerThatNeverComesIsNotFatal) {
   backend_.FailNextJoin(absl::DeadlineExceededError("rank 1 did not come"));
   EXPECT_EQ(Configure(Request(1)).status().code(), absl::StatusCode::kDeadlineExceeded);
