@@ -259,6 +259,9 @@ grpc::Status EngramServiceImpl::Hello(grpc::ServerContext*,
     }
     layer.set_source(table.path());
     layer.set_content_digest(Bytes(table.content()));
+    for (const TableFile& file : table.files()) {
+      layer.add_files(absl::StrCat(file.path, ": ", file.identity.Text()));
+    }
   }
   reply->set_row_weight_bytes(tables.table(0).row_weight_bytes());
   reply->set_row_scale_bytes(tables.table(0).row_scale_bytes());

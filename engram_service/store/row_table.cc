@@ -93,6 +93,9 @@ void RowTable::ContentFromFiles() {
   for (const TableFile& file : files_) {
     hash.UpdateU64(file.identity.bytes);
     hash.UpdateU64(static_cast<uint64_t>(file.identity.modified_ns));
+    // What utime() cannot put back after a write in place.
+    hash.UpdateU64(static_cast<uint64_t>(file.identity.changed_ns));
+    hash.UpdateU64(file.identity.inode);
   }
   content_ = hash.Finish();
 }

@@ -78,7 +78,8 @@ class RowTable {
   const Sha256Digest& digest() const { return digest_; }
   virtual std::string_view tier() const = 0;  // "native", "packed" or "compat"
   // Identifies the row bytes as far as the format can: the digests of a packed file's footer; for
-  // files without checksums their sizes and times of modification. The same across restarts.
+  // files without checksums their sizes, times of modification and change, and inodes, so that a
+  // chmod or a new hard link counts as other content too. The same across restarts.
   const Sha256Digest& content() const { return content_; }
   // OK as long as the open files are what they were at Open; else DATA_LOSS with both identities.
   // To be asked after reading and before passing on what was read.

@@ -74,7 +74,8 @@ absl::StatusOr<EngramHello> EngramRpc::Hello(const std::string& client) const {
     hello.layers.push_back({static_cast<int>(layer.layer_id()),
                             layer.num_rows(),
                             {layer.columns().begin(), layer.columns().end()},
-                            layer.content_digest()});
+                            layer.content_digest(),
+                            {layer.files().begin(), layer.files().end()}});
   }
   hello.row_weight_bytes = static_cast<int>(reply.row_weight_bytes());
   hello.row_scale_bytes = static_cast<int>(reply.row_scale_bytes());

@@ -21,6 +21,7 @@ struct EngramHello {
     uint64_t num_rows = 0;
     std::vector<int> columns;
     std::string content_digest;
+    std::vector<std::string> files;  // what they were when the service opened them, for errors
   };
   std::string build_id;
   uint64_t service_epoch = 0;

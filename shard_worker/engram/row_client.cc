@@ -79,9 +79,19 @@ absl::Status CheckHello(const EngramHello& hello,
   return absl::OkStatus();
 }
 
+// The first file of a layer that is not what it was: which, what it is and what it was.
+std::string DifferenceOfFiles(const std::vector<std::string>& now,
+                              const std::vector<std::string>& last) {
+  if (now.size() != last.size()) return absl::StrCat(now.size(), " files, were ", last.size());
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] != last[i]) return absl::StrCat("now ", now[i], "; was ", last[i]);
+  }
+  return "the same files by their times and sizes";
+}
+
 // The tables may have been changed since the last epoch, with this worker and its peers still
 // holding results of the old rows. Whoever meant it starts the worker anew.
-absl::Status CheckContent(const RowContent& now, const RowContent& last) {
+absl::Status CheckContent(const RowContent& now, const RowContent& last, bool packed) {
   if (now == last) return absl::OkStatus();
   const auto hex = [](const std::string& digest) {
     return absl::BytesToHexString(digest.substr(0, 8));
@@ -93,8 +103,8 @@ absl::Status CheckContent(const RowContent& now, const RowContent& last) {
   }
   for (size_t i = 0; i < now.layer_digests.size() && i < last.layer_digests.size(); ++i) {
     if (now.layer_digests[i] == last.layer_digests[i]) continue;
-    differences.push_back(absl::StrCat("content of layer index ", i, " ", hex(now.layer_digests[i]),
-                                       ", was ", hex(last.layer_digests[i])));
+    differences.push_back(absl::StrCat("layer index ", i, ": ",
+                                       DifferenceOfFiles(now.layer_files[i], last.layer_files[i])));
   }
   if (now.canary != last.canary) {
     differences.push_back(
@@ -102,7 +112,9 @@ absl::Status CheckContent(const RowContent& now, const RowContent& last) {
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "the Engram tables are not those of the last epoch: ", absl::StrJoin(differences, "; "),
-      "; put the old ones back, or restart all workers to go on with these"));
+      packed ? "; put the old ones back, or restart all workers to go on with these"
+             : "; restart all workers to go on with these, or put the old files back if that was "
+               "not meant and restart all workers too: a change time cannot be put back"));
 }
 
 }  // namespace
@@ -135,11 +147,13 @@ absl::StatusOr<std::unique_ptr<RowClient>> RowClient::Connect(const ModelConfig&
   RETURN_IF_ERROR(CheckHello(hello, config, options));
   RowContent& content = transport.content;
   content.model_digest = hello.model_digest;
-  for (const EngramHello::Layer& layer : hello.layers)
+  for (const EngramHello::Layer& layer : hello.layers) {
+    content.layer_files.push_back(layer.files);
     content.layer_digests.push_back(layer.content_digest);
+  }
   ASSIGN_OR_RETURN(content.canary, transport.rpc->Canary());
   if (options.expected.has_value()) {
-    RETURN_IF_ERROR(CheckContent(content, *options.expected));
+    RETURN_IF_ERROR(CheckContent(content, *options.expected, hello.tier == "packed"));
   }
   RowAttachRequest request = {};
   request.max_round_rows = static_cast<uint32_t>(options.max_round_rows);

@@ -28,8 +28,12 @@ struct RowContent {
   std::string model_digest;
   std::vector<std::string> layer_digests;  // EngramHello::Layer::content_digest
   std::string canary;
+  std::vector<std::vector<std::string>> layer_files;  // EngramHello::Layer::files; not compared
 
-  bool operator==(const RowContent&) const = default;
+  bool operator==(const RowContent& other) const {
+    return model_digest == other.model_digest && layer_digests == other.layer_digests &&
+           canary == other.canary;
+  }
 };
 
 struct RowClientOptions {

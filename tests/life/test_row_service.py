@@ -196,7 +196,8 @@ def test_restarts_under_load_give_no_wrong_answer(cluster):
 
 
 def test_tables_that_change_under_a_running_cluster_are_not_served(tmp_path):
-    """Rows written over in place under load: the epoch ends, nothing is answered from them, and the old ones are taken back."""
+    """Rows written over in place under load: the epoch ends, nothing is answered from them, nor after the old ones are back with their
+    modification time, until a restart."""
     model = tmp_path / "model"
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -229,14 +230,53 @@ def test_tables_that_change_under_a_running_cluster_are_not_served(tmp_path):
         with open(table, "r+b") as file:
             file.write(whole)
         os.utime(table, ns=(times.st_atime_ns, times.st_mtime_ns))
-        wait_until(lambda: gateway.state() == "READY", BACK_SECONDS, "the old tables are taken back")
-        wait_until(lambda: load.right > right, 60, "answers after")
+        now = f"{table.stat().st_ctime_ns}"
+        wait_until(lambda: now in json.dumps(gateway.status()), BACK_SECONDS, "/status has the change time that tells them apart")
+        reason = json.dumps(gateway.status())
+        assert f"now {table}: inode" in reason and f"was {table}: inode" in reason and "restart all workers" in reason, reason
+        assert gateway.state() != "READY" and load.right == right
         load.finish()
         print(f"{load.right} right answers, {len(load.wrong)} wrong, {load.refused} refused meanwhile")
         assert not load.wrong
         assert worker_pids(run_dir) == workers
+        subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(run_dir)], check=True, timeout=60)
+        code, output = finish(start_up(run_dir, "--model", str(model)))
+        assert code == 0, output
+        assert Gateway(run_dir).ask(QUESTIONS[0]) == expected[QUESTIONS[0]]
     finally:
         if load is not None:
             load.finish()
+        subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(run_dir)], check=True, timeout=60)
+        assert_gone(run_dir)
+
+
+def test_a_weight_file_that_is_short_for_a_moment_costs_no_worker(tmp_path):
+    """Workers that have the weights in memory say what is wrong, stay, and go on when the file is whole again."""
+    model = tmp_path / "model"
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    shutil.copytree(MODEL_DIR, model)
+    shard = model / "model-00001-of-00003.safetensors"
+    code, output = finish(start_up(run_dir, "--model", str(model)))
+    assert code == 0, output
+    gateway = Gateway(run_dir)
+    try:
+        expected = gateway.ask(QUESTIONS[0])
+        workers = worker_pids(run_dir)
+        service = part_pid(run_dir, "engram_service-0")
+        whole = shard.read_bytes()
+        os.kill(service, signal.SIGSTOP)  # ends the epoch: the workers are configured anew
+        os.truncate(shard, len(whole) // 2)
+        wait_until(lambda: "epoch ended" in (run_dir / "shard_worker-0.log").read_text(), NOTICED_SECONDS, "the epoch ends")
+        os.kill(service, signal.SIGCONT)
+        wait_until(lambda: shard.name in json.dumps(gateway.status()), BACK_SECONDS, "/status names the short file")
+        time.sleep(2)  # longer than a worker that failed stays
+        assert gateway.state() != "READY"
+        assert worker_pids(run_dir) == workers
+        shard.write_bytes(whole)
+        wait_until(lambda: gateway.state() == "READY", BACK_SECONDS, "the next epoch")
+        assert gateway.ask(QUESTIONS[0]) == expected
+        assert worker_pids(run_dir) == workers
+    finally:
         subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(run_dir)], check=True, timeout=60)
         assert_gone(run_dir)
