@@ -323,8 +323,8 @@ std::vector<std::string> Differences(const ClusterState& running,
   return different;
 }
 
-// Completes `options` and the environment from the settings given, and checks what can be checked
-// before a running cluster is stopped for the new one.
+// Completes `options` and the environment from the settings given, and checks these, before a
+// running cluster is stopped for the new one.
 absl::StatusOr<SettingsInForce> TakeSettings(UpOptions& options) {
   ASSIGN_OR_RETURN(const Settings settings, ReadGivenSettings());
   RETURN_IF_ERROR(CheckGivenSettings(settings, options.tp));
@@ -332,20 +332,20 @@ absl::StatusOr<SettingsInForce> TakeSettings(UpOptions& options) {
     options.model_dir =
         settings.IsSet("MODEL_DIR") ? AbsolutePath(settings.String("MODEL_DIR")) : options.demo_dir;
   }
-  RETURN_IF_ERROR(LoadModelConfig(options.model_dir).status());
   if (!options.port.has_value() && settings.Source("PORT") != "default")
     options.port = static_cast<int>(settings.Int("PORT"));
   PrepareEnvironment(settings, options.model_dir, options.smoke);
   return ReadSettingsInForce();
 }
 
-// Stops the running cluster, unless the new one cannot have its port. Without a port of its own
-// choice the new one gets that of the old.
+// Stops the running cluster, unless the new one cannot have its model or its port. Without a port
+// of its own choice the new one gets that of the old.
 absl::Status StopForAnother(const ClusterState& running,
                             const std::vector<std::string>& different,
                             UpOptions& options,
                             Progress& progress) {
   if (!options.port.has_value()) options.port = running.port;
+  RETURN_IF_ERROR(LoadModelConfig(options.model_dir).status());
   if (*options.port != running.port) RETURN_IF_ERROR(CheckPortIsFree(*options.port));
   progress.Say(absl::StrCat(
       "replacing the cluster on port ", running.port, ": ",

@@ -187,7 +187,6 @@ def test_changed_settings_replace_the_cluster_and_its_keys_hold(cluster):
 
 @pytest.mark.parametrize("settings, word", [
     ({"API_KEY_FILE": "no_such_keys.txt"}, "no_such_keys.txt"),
-    ({"MODEL_DIR": "no_such_model"}, "no_such_model"),
     ({"WORKERS": "127.0.0.1:1"}, "WORKERS"),
     ({"METRICS_ADDR": "127.0.0.1:0"}, "METRICS_ADDR"),
     ({"MAX_NUM_SEQS": "many"}, "MAX_NUM_SEQS"),
@@ -204,8 +203,8 @@ def test_a_start_that_cannot_work_leaves_the_running_cluster(cluster):
     before = sorted(cluster_pids(run_dir))
     code, output = finish(up(run_dir, API_KEY_FILE="no_such_keys.txt"))
     assert code == 78 and "no_such_keys.txt" in output, output
-    code, output = finish(up(run_dir, "--model", str(run_dir)))
-    assert code == 78 and "config.json" in output, output
+    code, output = finish(up(run_dir, MODEL_DIR="no_such_model"))
+    assert code == 69 and "no_such_model/config.json" in output and "stays" in output, output
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
