@@ -127,11 +127,13 @@ class FiveProcesses:
                 part.signal(signal.SIGCONT)
             part.end()
 
-    def start(self):
+    def start(self, wait=True):
+        """Rows and workers, then the gateway; without `wait` it may fail to come up."""
         for part in [*self.engrams, *self.workers]:
             part.start()
-        self.start_gateway()
-        self.wait_ready()
+        self.start_gateway(wait)
+        if wait:
+            self.wait_ready()
 
     def start_gateway(self, wait=True):
         if "--workers" not in self.gateway.flags:

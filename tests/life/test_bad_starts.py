@@ -163,9 +163,7 @@ def with_another_build(tmp_path):
 def test_workers_of_different_builds(tmp_path):
     program, build = with_another_build(tmp_path)
     with FiveProcesses(tmp_path, programs={"shard_worker-1": program}) as cluster:
-        for part in [*cluster.engrams, *cluster.workers]:
-            part.start()
-        cluster.start_gateway(wait=False)
+        cluster.start(wait=False)
         ends(cluster.gateway, 64, "builds differ", build, "f" * len(build), r"rank 1 \(127", "start the same build")
         assert_workers_idle(cluster)
 
@@ -177,9 +175,7 @@ def test_weights_that_differ(tmp_path):
     length = int.from_bytes(data[:8], "little")
     shard.write_bytes((length + 8).to_bytes(8, "little") + data[8:8 + length] + b" " * 8 + data[8 + length:])
     with FiveProcesses(tmp_path, flags={"shard_worker-1": ["--model-dir", str(model)]}) as cluster:
-        for part in [*cluster.engrams, *cluster.workers]:
-            part.start()
-        cluster.start_gateway(wait=False)
+        cluster.start(wait=False)
         ends(cluster.gateway, 64, "weights digest differs", "rank 0 has [0-9a-f]{16}", "rank 1 has [0-9a-f]{16}", "start the same")
         assert_workers_idle(cluster)
 
@@ -190,9 +186,7 @@ def test_configurations_that_differ(tmp_path):
     config["text_config"]["rms_norm_eps"] *= 2
     (model / "config.json").write_text(json.dumps(config))
     with FiveProcesses(tmp_path, flags={"shard_worker-1": ["--model-dir", str(model)]}) as cluster:
-        for part in [*cluster.engrams, *cluster.workers]:
-            part.start()
-        cluster.start_gateway(wait=False)
+        cluster.start(wait=False)
         ends(cluster.gateway, 64, "config digest differs", "rank 0 has [0-9a-f]{16}", "rank 1 has [0-9a-f]{16}", "start the same")
         assert_workers_idle(cluster)
 
@@ -242,9 +236,7 @@ def test_a_row_service_with_another_token_map(tmp_path):
     (model / "token_map_i32.bin").write_bytes(token_map)
     with FiveProcesses(tmp_path) as cluster:
         cluster.engrams[1].flags[1] = str(model)
-        for part in [*cluster.engrams, *cluster.workers]:
-            part.start()
-        cluster.start_gateway(wait=False)
+        cluster.start(wait=False)
         ends(cluster.gateway, 64, "token maps or hash parameters of the row services differ", "rank 0", "rank 1", "start the same")
         assert_workers_idle(cluster)
 

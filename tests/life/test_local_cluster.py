@@ -17,8 +17,8 @@ import urllib.request
 
 import pytest
 
-CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.environ.get("TWINSPARK_BIN", os.path.join(CHECKOUT, "build/release/bin"))
+from five_processes import BIN, CHECKOUT, wait_until
+
 GONE_SECONDS = 5
 SEED = int(os.environ.get("TWINSPARK_SEED", "20261201"))
 
@@ -39,15 +39,6 @@ def cluster_pids(run_dir):
         if str(run_dir) in command and state != "Z":
             found[int(name)] = command
     return found
-
-
-def wait_until(condition, seconds, what):
-    give_up = time.monotonic() + seconds
-    while time.monotonic() < give_up:
-        if condition():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"not within {seconds} s: {what}")
 
 
 def assert_gone(run_dir):
