@@ -1,7 +1,8 @@
-// The network, once: forward.cc reads from top to bottom like model specification 3.1 to 3.12,
-// draft_head.cc is 3.13. Runs on whatever filled the op table; every number comes from the config.
-// One object per model; it owns the activation buffers of a step and borrows the rest. Step thread
-// only. Called by Model (model.cc); golden programs also call single blocks.
+// The network, once, in the order of model specification 3.1 to 3.13: forward.cc from the embedding
+// to the head, attention_layer.cc 3.4 to 3.9, engram_layer.cc 3.11, draft_head.cc 3.13. Runs on
+// whatever filled the op table; every number comes from the config. One object per model; it owns
+// the activation buffers of a step and borrows the rest. Step thread only. Called by Model
+// (model.cc); golden programs also call single blocks.
 #pragma once
 
 #include <cstdint>
@@ -146,6 +147,7 @@ class Forward {
                      const CacheRows& rows,
                      const int64_t* index,
                      int64_t count);
+  static int64_t NowUs();
   absl::Status Timed(absl::Status status, int64_t start_us);
 
   const ModelConfig& c_;

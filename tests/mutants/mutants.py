@@ -51,7 +51,7 @@ MUTANTS = [
      [("shard_worker/model/step_tables.cc", "row.ring_end = first_position;\n      row.step_begin = num_rows;", "row.ring_end = first_position + 1;\n      row.step_begin = num_rows;")],
      {"RejectedRowsLeaveNoTrace", "DraftedIsSerial", "ConcurrentIsSolo", "InterruptedGoesOnAsIfNeverInterrupted"}),
     ("engram_history_per_step", "n-grams begin anew at every step", INVARIANCE,
-     [("shard_worker/model/forward.cc", "const int64_t history = std::min<int64_t>(3, s.first_position);", "const int64_t history = std::min<int64_t>(0, s.first_position);")],
+     [("shard_worker/model/engram_layer.cc", "const int64_t history = std::min<int64_t>(3, s.first_position);", "const int64_t history = std::min<int64_t>(0, s.first_position);")],
      {"ChunkedIsWhole", "RejectedRowsLeaveNoTrace", "DraftedIsSerial", "ConcurrentIsSolo", "TruncatedGoesOnAsIfNeverLonger",
       "InterruptedGoesOnAsIfNeverInterrupted"}),
     ("visible_by_chunk", "a row sees the compressed rows of its whole chunk", INVARIANCE,
