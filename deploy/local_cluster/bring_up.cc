@@ -205,8 +205,16 @@ std::string StatusLine(const std::string& body) {
   return line;
 }
 
-// Follows the supervisor's reports and /status until the cluster is ready. Returns the port.
-absl::StatusOr<int> WaitUntilReady(SupervisorHandle& supervisor, Progress& progress) {
+// Where this machine reaches the gateway of a cluster with these settings.
+std::string BaseUrlOf(const SettingsInForce& settings, int port) {
+  const auto listen_addr = settings.find("LISTEN_ADDR");
+  return BaseUrl(listen_addr == settings.end() ? "" : listen_addr->second, port);
+}
+
+// Follows the supervisor's reports and /status until the cluster is ready. Returns its base URL.
+absl::StatusOr<std::string> WaitUntilReady(SupervisorHandle& supervisor,
+                                           const SettingsInForce& settings,
+                                           Progress& progress) {
   int port = 0;
   std::string pending;
   for (const int64_t give_up_ms = NowMs() + kReadyMsMax; NowMs() < give_up_ms;) {
@@ -233,11 +241,11 @@ absl::StatusOr<int> WaitUntilReady(SupervisorHandle& supervisor, Progress& progr
       }
     }
     if (port == 0) continue;
-    const std::string base = absl::StrCat("http://127.0.0.1:", port);
+    const std::string base = BaseUrlOf(settings, port);
     if (const auto status = HttpGet(base + "/status", 1000); status.ok())
       progress.Say(StatusLine(status->body));
     if (const auto ready = HttpGet(base + "/ready", 1000); ready.ok() && ready->status == 200)
-      return port;
+      return base;
   }
   return absl::DeadlineExceededError(absl::StrCat("not ready after ", kReadyMsMax / 1000, " s"));
 }
@@ -257,19 +265,17 @@ absl::StatusOr<ChatAnswer> Ask(const std::string& base,
   return answer;
 }
 
-void PrintHowToUse(int port, const std::string& model, bool with_key) {
+void PrintHowToUse(const std::string& base, const std::string& model, bool with_key) {
   std::cout
-      << "\nThe cluster stays on http://127.0.0.1:" << port
-      << " (stop it: deploy/quickstart.sh --stop). "
-      << (with_key ? "Try, with one of your keys:\n\n" : "Try:\n\n")
-      << "  curl -N http://127.0.0.1:" << port
+      << "\nThe cluster stays on " << base << " (stop it: deploy/quickstart.sh --stop). "
+      << (with_key ? "Try, with one of your keys:\n\n" : "Try:\n\n") << "  curl -N " << base
       << "/v1/chat/completions -H 'Content-Type: application/json' "
       << (with_key ? "-H 'Authorization: Bearer ONE_OF_YOUR_KEYS' " : "") << "-d '"
       << R"({"model":")" << model
       << R"(","stream":true,"messages":[{"role":"user","content":"tell me a joke"}]})"
       << "'\n\n"
       << "from openai import OpenAI\n"
-      << "client = OpenAI(base_url=\"http://127.0.0.1:" << port << "/v1\", api_key=\""
+      << "client = OpenAI(base_url=\"" << base << "/v1\", api_key=\""
       << (with_key ? "ONE_OF_YOUR_KEYS" : "none") << "\")\n"
       << "answer = client.chat.completions.create(model=\"" << model
       << "\", messages=[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}])\n"
@@ -305,10 +311,8 @@ absl::Status ClaimRunDir(const std::string& run_dir) {
                       system.f_favail, system.f_files, kRunDirBytesMin >> 20));
 }
 
-bool IsReady(int port) {
-  return HttpGet(absl::StrCat("http://127.0.0.1:", port, "/ready"), 2000)
-             .value_or(HttpReply{})
-             .status == 200;
+bool IsReady(const std::string& base) {
+  return HttpGet(base + "/ready", 2000).value_or(HttpReply{}).status == 200;
 }
 
 // Names of what is not as asked; empty: the same cluster.
@@ -377,16 +381,17 @@ int BringUp(const UpOptions& asked) {
   CatchInterrupts();
 
   SupervisorHandle supervisor;
-  int port = 0;
+  std::string base;
   const absl::StatusOr<ClusterState> running = ReadClusterState(options.run_dir + "/cluster.json");
   const bool is_running = running.ok() && SupervisorRuns(*running);
   const std::vector<std::string> different =
       is_running ? Differences(*running, options, *settings) : std::vector<std::string>();
-  const bool reuse = is_running && different.empty() && IsReady(running->port);
+  const bool reuse =
+      is_running && different.empty() && IsReady(BaseUrlOf(running->settings, running->port));
   if (reuse) {
-    port = running->port;
-    progress.Say(
-        absl::StrCat("this build already serves this model with these settings on port ", port));
+    base = BaseUrlOf(running->settings, running->port);
+    progress.Say(absl::StrCat("this build already serves this model with these settings on port ",
+                              running->port));
   } else {
     if (is_running) {
       const absl::Status stopped = StopForAnother(*running, different, options, progress);
@@ -399,11 +404,10 @@ int BringUp(const UpOptions& asked) {
                               " shard_worker, 1 gateway; model ", options.model_dir));
     if (const absl::Status started = supervisor.Start(options); !started.ok())
       return Fail(options, supervisor, started);
-    const absl::StatusOr<int> ready = WaitUntilReady(supervisor, progress);
+    const absl::StatusOr<std::string> ready = WaitUntilReady(supervisor, *settings, progress);
     if (!ready.ok()) return Fail(options, supervisor, ready.status());
-    port = *ready;
+    base = *ready;
   }
-  const std::string base = absl::StrCat("http://127.0.0.1:", port);
   progress.Say("ready on " + base);
   const absl::StatusOr<std::string> model = ServedModel(base);
   if (!model.ok()) return Fail(options, supervisor, model.status());
@@ -421,7 +425,7 @@ int BringUp(const UpOptions& asked) {
     return Fail(options, supervisor, second.status());
   if (g_interrupted != 0) return Fail(options, supervisor, absl::CancelledError("interrupted"));
   if (!reuse) supervisor.Release();
-  PrintHowToUse(port, *model, settings->contains("API_KEY_FILE"));
+  PrintHowToUse(base, *model, settings->contains("API_KEY_FILE"));
   return kExitOk;
 }
 
@@ -443,9 +447,9 @@ bool BringDown(const std::string& run_dir) {
 int PrintStatus(const std::string& run_dir, bool json) {
   const absl::StatusOr<ClusterState> running = ReadClusterState(run_dir + "/cluster.json");
   const bool is_running = running.ok() && SupervisorRuns(*running);
+  const std::string base = is_running ? BaseUrlOf(running->settings, running->port) : "";
   absl::StatusOr<HttpReply> status = absl::UnavailableError("not running");
-  if (is_running)
-    status = HttpGet(absl::StrCat("http://127.0.0.1:", running->port, "/status"), 2000);
+  if (is_running) status = HttpGet(base + "/status", 2000);
   if (json) {
     std::cout << (status.ok() ? status->body : std::string("{\"state\":\"STOPPED\"}")) << std::endl;
   } else if (!is_running) {
@@ -456,7 +460,7 @@ int PrintStatus(const std::string& run_dir, bool json) {
               << "\n";
   }
   if (!is_running) return kExitUnavailable;
-  return IsReady(running->port) ? kExitOk : kExitUnavailable;
+  return IsReady(base) ? kExitOk : kExitUnavailable;
 }
 
 }  // namespace twinspark

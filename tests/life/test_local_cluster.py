@@ -221,6 +221,22 @@ def test_port_model_and_metrics_address_of_the_environment(tmp_path):
         assert_gone(tmp_path)
 
 
+def test_a_gateway_that_listens_on_one_other_address_is_asked_there(tmp_path):
+    address = "127.0.0.2"  # of this machine, and nobody listens on 127.0.0.1
+    try:
+        code, output = finish(up(tmp_path, "--port", "0", LISTEN_ADDR=address))
+        assert code == 0, output
+        url = f"http://{address}:{state_of(tmp_path)['port']}"
+        assert f"The cluster stays on {url} " in output and f'base_url="{url}/v1"' in output, output
+        status = subprocess.run([f"{BIN}/local_cluster", "status", "--run-dir", str(tmp_path)], capture_output=True, text=True, timeout=30)
+        assert status.returncode == 0 and "READY" in status.stdout, status.stdout
+        code, output = finish(up(tmp_path, LISTEN_ADDR=address))
+        assert code == 0 and "already serves" in output, output
+    finally:
+        subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], check=True, timeout=60)
+        assert_gone(tmp_path)
+
+
 def test_down_without_a_cluster_says_so(tmp_path):
     down = subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], capture_output=True, text=True, timeout=10)
     assert down.returncode == 0 and "no cluster" in down.stdout
