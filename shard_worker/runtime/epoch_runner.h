@@ -97,6 +97,8 @@ class EpochRunner {
 
   // Any thread; returns at once. OK = the gateway closed the stream.
   void End(const absl::Status& reason);
+  // No op is running, waiting, or done without its result being sent.
+  bool idle() const { return in_flight_.load() == 0; }
   bool ending() const { return ending_.load(std::memory_order_acquire); }
   // Makes one rank wrong before its next op. FAILED_PRECONDITION while an earlier fault waits.
   absl::Status Arm(const Fault& fault);

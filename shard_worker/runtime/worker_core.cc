@@ -16,6 +16,8 @@ namespace twinspark {
 namespace {
 
 constexpr size_t kMaxErrorsKept = 16;
+// Between the close of one sequence and the opening of the next a busy epoch has none open either.
+constexpr int64_t kIdleUs = 100'000;
 
 int64_t SteadyNowUs() {
   return std::chrono::duration_cast<std::chrono::microseconds>(
@@ -330,6 +332,7 @@ void WorkerCore::Drain(const std::string& reason) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (draining_) return;
     draining_ = true;
+    drain_reason_ = reason;
     drain_until_ms_ = clock_.NowMs() + static_cast<int64_t>(options_.drain_seconds * 1000);
     LOG_INFO << "drain reason=\"" << reason << "\" state=" << WorkerStateName(state_.load());
     switch (state_.load()) {
@@ -428,12 +431,19 @@ void WorkerCore::WatchRowService() {
   if (to_end != nullptr) to_end->End(alive);
 }
 
+// An epoch in which nobody waits for a token, as far as this rank can know.
+bool WorkerCore::NothingToFinish() const {
+  return runner_ != nullptr && runner_->idle() && counters_.slots_in_use.load() == 0 &&
+         SteadyNowUs() - counters_.last_op_us.load() > kIdleUs;
+}
+
 void WorkerCore::Tick() {
   WatchRowService();
   bool exit_now = false;
   int exit_code = kExitOk;
   std::string exit_reason = "drained";
   std::shared_ptr<EpochRunner> to_end;
+  std::string why_end;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int64_t now_ms = clock_.NowMs();
@@ -447,9 +457,16 @@ void WorkerCore::Tick() {
     } else if (draining_ && now_ms >= drain_until_ms_) {
       to_end = runner_;
       exit_now = to_end == nullptr || to_end->ending();
+      why_end = "the drain time is over";
+    } else if (state_.load() == WorkerState::kDraining && NothingToFinish()) {
+      to_end = runner_;
+      why_end = "no sequence is open";
+    }
+    if (to_end != nullptr) {
+      why_end = absl::StrCat("the worker stops (", drain_reason_, "): ", why_end);
     }
   }
-  if (to_end != nullptr) to_end->End(absl::UnavailableError("the drain time is over"));
+  if (to_end != nullptr) to_end->End(absl::UnavailableError(why_end));
   if (exit_now) Exit(exit_code, exit_reason);
 }
 

@@ -112,8 +112,8 @@ class WorkerCore {
 
   WorkerStatus Status() const;
 
-  // Returns at once; `on_exit(0)` follows when the gateway has closed Steps or drain_seconds have
-  // passed.
+  // Returns at once; `on_exit(0)` follows when no sequence is open and no op came for a moment,
+  // when the gateway has closed Steps, or after drain_seconds.
   void Drain(const std::string& reason);
   // Ends what runs and returns when IDLE. FAILED_PRECONDITION while loading.
   absl::Status Reset(const std::string& reason, bool drop_weights);
@@ -130,6 +130,7 @@ class WorkerCore {
                                          absl::StatusOr<ReadyReport> report,
                                          bool cancelled);
   void OnEpochEnded(const absl::Status& reason);
+  bool NothingToFinish() const;  // mutex_ held
   void WatchRowService();
   void LeaveReady(const std::string& why);               // mutex_ held
   void RememberError(const std::string& line);           // mutex_ held
@@ -150,6 +151,7 @@ class WorkerCore {
   int64_t state_since_ms_ = 0;
   bool draining_ = false;  // exit when the epoch is over
   int64_t drain_until_ms_ = 0;
+  std::string drain_reason_;
   uint64_t highest_epoch_ = 0;  // seen in PrepareGroup or Configure
   GroupConfig config_;          // of the running or last epoch
   std::optional<LoadReport> report_;

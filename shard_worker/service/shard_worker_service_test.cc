@@ -759,6 +759,32 @@ TEST_F(ShardWorkerServiceTest, DrainingWorkerGoesOnUntilTheGatewayCloses) {
   EXPECT_TRUE(Eventually([&] { return exit_code_.load() == kExitOk; }));
 }
 
+// DRAIN_SECONDS is for sequences that are open; without one the worker goes and says why.
+TEST_F(ShardWorkerServiceTest, DrainingWorkerWithoutASequenceEndsTheEpochAtOnce) {
+  ASSERT_TRUE(Configure(Request(1)).ok());
+  Stream stream(*stub_, 1);
+  proto::WorkerMessage message;
+  ASSERT_TRUE(stream.Next(&message));
+  stream.Send(FirstOp(1));
+  EXPECT_EQ(stream.NextResult().status().code(), 0u);
+  core_->Drain("signal 15");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  while (std::chrono::steady_clock::now() < until)
+    core_->Tick();
+  EXPECT_EQ(exit_code_.load(), -1);  // sequence 0 is open
+  proto::Op close = NewOp(2);
+  close.add_controls()->mutable_close_sequence()->set_slot(0);
+  stream.Send(close);
+  EXPECT_EQ(stream.NextResult().status().code(), 0u);
+  EXPECT_TRUE(Eventually([&] {
+    core_->Tick();
+    return exit_code_.load() == kExitOk;
+  }));
+  const absl::Status end = stream.End();
+  EXPECT_EQ(end.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(end.message(), HasSubstr("the worker stops (signal 15): no sequence is open"));
+}
+
 TEST_F(ShardWorkerServiceTest, DrainHasALimit) {
   TearDown();
   WorkerCore::Options options;
@@ -768,11 +794,14 @@ TEST_F(ShardWorkerServiceTest, DrainHasALimit) {
   Stream stream(*stub_, 100);
   proto::WorkerMessage message;
   ASSERT_TRUE(stream.Next(&message));
+  stream.Send(FirstOp(1));  // a sequence that is never closed
+  EXPECT_EQ(stream.NextResult().status().code(), 0u);
   core_->Drain("test");
   EXPECT_TRUE(Eventually([&] {
     core_->Tick();
     return exit_code_.load() == kExitOk;
   }));
+  EXPECT_THAT(stream.End().message(), HasSubstr("the drain time is over"));
 }
 
 TEST_F(ShardWorkerServiceTest, ArmedFaultStrikesTheNextOpOnly) {
