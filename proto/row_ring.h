@@ -85,7 +85,8 @@ struct RowRingHeader {
   uint64_t tail;      /* bytes of the ring consumed so far */
   uint32_t service_state;
   uint32_t service_sleeping; /* 1: write the doorbell after moving head */
-  uint8_t pad1[40];
+  uint32_t overloaded;       /* 1: bulk requests wait too long; ask for less at a time */
+  uint8_t pad1[36];
 
   /* Client's words. */
   uint64_t head; /* bytes of the ring produced so far */

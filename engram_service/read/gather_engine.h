@@ -9,6 +9,7 @@
 // callers bound. Spec: engram.md 4.2, 4.6, 4.9.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -45,6 +46,10 @@ struct GatherJob {
     uint8_t* scales = nullptr;
   };
   std::array<Destination, kMaxLayers> destinations{};
+  bool destinations_empty() const {
+    return std::all_of(destinations.begin(), destinations.end(),
+                       [](const Destination& d) { return d.weights == nullptr; });
+  }
   // Called once per requested layer; must not call the engine. After it the engine writes no more
   // to that layer's destination.
   std::function<void(int layer_idx, GatherStatus status, const std::string& error)> done;
@@ -88,6 +93,10 @@ class GatherEngine {
   // does not have yet. Walks everything that waits for the reader.
   void Drop(uint64_t owner, uint64_t id);
 
+  // A request of class 1 has waited that long for its first row; above kQueueAgeNsMax that is
+  // overload, which meters() tell.
+  void NoteQueueAge(int64_t age_ns, int64_t now_ns);
+
   // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs
   // join its reads while they are on their way.
   bool reads_ahead() const { return cache_ != nullptr || reader_.event_fd() >= 0; }
@@ -110,6 +119,8 @@ class GatherEngine {
   void CheckTables();
 
  private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
   // A job with its open layers. The slot lives until no row refers to it, also when its layers were
   // reported early (deadline, failure, cancel): nothing is copied for a layer that is not open.
   struct JobSlot {
@@ -119,6 +130,10 @@ class GatherEngine {
     std::array<uint32_t, kMaxLayers> rows_left{};
     uint32_t rows_left_total = 0;
     uint32_t layers_open = 0;
+    // Of class 1, with destinations: no row of it has come yet, and when to look at its age.
+    bool waits = false;
+    int64_t started_ns = 0;
+    int64_t look_ns = 0;
   };
   // A row on its way to one destination.
   struct RowSlot {
@@ -151,6 +166,19 @@ class GatherEngine {
     uint32_t bytes_in_file = 0;  // 4096 except in a file's last block
     int64_t submitted_ns = 0;
   };
+
+  // Takes a free slot of a pool or appends one.
+  template <typename T>
+  static uint32_t TakeSlot(std::vector<T>& pool, std::vector<uint32_t>& free) {
+    if (free.empty()) {
+      pool.emplace_back();
+      return static_cast<uint32_t>(pool.size() - 1);
+    }
+    const uint32_t slot = free.back();
+    free.pop_back();
+    pool[slot] = T{};
+    return slot;
+  }
 
   // Where a row that has to be read goes: its place in the job and in the cache.
   struct RowTarget {

@@ -78,12 +78,24 @@ struct ClassMeters {
   Distribution queue_ns;  // from a request's submission to when it was taken
 };
 
+// Overload (engram.md 4.6): a request of class 1 that has waited for its first row for longer than
+// this, in the ring or behind others, says that the drive cannot keep up with the chunks; whoever
+// plans them should make them smaller. The state outlasts its cause a little, so that it is seen.
+inline constexpr int64_t kQueueAgeNsMax = 50'000'000;
+inline constexpr int64_t kOverloadHoldNs = 1'000'000'000;
+
 struct GatherMeters {
   std::array<std::array<LayerClassMeters, kNumClasses>, kMaxLayers> layers;
   std::array<ClassMeters, kNumClasses> classes;
   Distribution read_ns;              // from a block handed to the reader to its bytes reaped
   Distribution depth{kDepthBounds};  // reads on their way, at every hand-over
   Count in_flight;                   // reads on their way now
+  Count overloads;                   // times that overload began
+  Count overloaded_until_ns;         // CLOCK_MONOTONIC
+
+  bool overloaded(int64_t now_ns) const {
+    return now_ns < static_cast<int64_t>(overloaded_until_ns.get());
+  }
 };
 
 }  // namespace twinspark::engram

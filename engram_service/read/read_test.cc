@@ -2,11 +2,9 @@
 // table; then with faults: nothing but right rows or an error may come out.
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,53 +17,21 @@
 #include <gtest/gtest.h>
 
 #include "common/testing/seeded_rng.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/io/faulty_reader.h"
 #include "engram_service/io/inline_reader.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/store/synthetic.h"
+#include "engram_service/testing/small_model.h"
 
 namespace twinspark::engram {
 namespace {
 
 using ::testing::HasSubstr;
 
-// A directory of this test run that goes away with it.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "engram_XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-std::string DemoConfig() {
-  std::ifstream file(TWINSPARK_DEMO_MODEL "/config.json");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-EngramShape TestShape() {
-  EngramShape shape;
-  shape.layer_ids = {1, 4};
-  shape.max_ngram_size = 4;
-  shape.num_heads = 4;
-  shape.head_dim = 256;
-  shape.bucket_start = 150;
-  shape.num_classes = 3449;
-  shape.pad_token_id = 2;
-  shape.vocab_size = 4096;
-  return shape;
-}
-
 class EngineTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    ASSERT_TRUE(WriteSyntheticModel(dir_.path(), TestShape(), DemoConfig()).ok());
-  }
+  void SetUp() override { ASSERT_TRUE(WriteSmallModel(dir_.path()).ok()); }
 
   std::unique_ptr<TableSet> OpenTables(int rank, int world) {
     auto tables = TableSet::Open({dir_.path(), "", rank, world});
@@ -254,6 +220,86 @@ TEST_F(EngineTest, FaultsThatStayFailTheLayerAndNameTheBlock) {
   EXPECT_GT(stats.data_errors, 0u);
 }
 
+// A drive that finishes nothing until it is let go.
+class HeldReader : public BlockReader {
+ public:
+  std::string name() const override { return "held"; }
+  size_t depth() const override { return inner_.depth(); }
+  size_t in_flight() const override { return inner_.in_flight(); }
+  void Submit(const BlockRead& read) override { inner_.Submit(read); }
+  void Flush() override { inner_.Flush(); }
+  size_t Reap(std::span<BlockDone> out, bool wait) override {
+    return held ? 0 : inner_.Reap(out, wait);
+  }
+  void Release(uint32_t buffer) override { inner_.Release(buffer); }
+
+  bool held = true;
+
+ private:
+  InlineReader inner_{16};
+};
+
+TEST_F(EngineTest, BulkRequestsThatWaitTooLongForTheirFirstRowAreOverload) {
+  SeededRng rng(TestSeed(6));
+  const auto tables = OpenTables(0, 2);
+  HeldReader reader;
+  GatherEngine engine(*tables, reader);
+  std::vector<uint8_t> weights(2 * 8 * tables->columns().size() * 256);
+  std::vector<uint8_t> scales(2 * 8 * tables->columns().size() * 8);
+  int done = 0;
+  const auto start = [&](int priority, bool hint) {
+    const Tokens tokens = RandomTokens(rng, 8, false);
+    GatherJob job;
+    job.windows.resize(8);
+    ASSERT_TRUE(tables->hasher().Windows(tokens.ids, 0, tokens.dead, job.windows).ok());
+    job.layers = 1;
+    job.priority = priority;
+    if (!hint) job.destinations[0] = {weights.data(), scales.data()};
+    job.done = [&done](int, GatherStatus status, const std::string& error) {
+      EXPECT_EQ(status, GatherStatus::kOk) << error;
+      ++done;
+    };
+    engine.Start(std::move(job));
+  };
+  const auto wait = [&] {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kQueueAgeNsMax + 1'000'000));
+    engine.Poll(false);
+  };
+  const GatherMeters& meters = engine.meters();
+  start(0, false);  // decode has its deadline, hints have time
+  start(1, true);
+  start(2, true);
+  wait();
+  EXPECT_EQ(meters.overloads.get(), 0u);
+  EXPECT_FALSE(meters.overloaded(MonotonicNs()));
+  start(1, false);
+  EXPECT_LE(engine.NextEventNs(), MonotonicNs() + kQueueAgeNsMax);  // nobody sleeps over it
+  wait();
+  EXPECT_EQ(meters.overloads.get(), 1u);
+  const int64_t now = MonotonicNs();
+  EXPECT_GT(engine.NextEventNs(), now);  // and nobody looks all the time either
+  EXPECT_FALSE(meters.overloaded(now + kOverloadHoldNs));
+  reader.held = false;
+  while (!engine.idle())
+    engine.Poll(true);
+  EXPECT_EQ(done, 4);
+  wait();
+  EXPECT_EQ(meters.overloads.get(), 1u);
+}
+
+TEST_F(EngineTest, TimeInTheRingCountsAsWaitingToo) {
+  const auto tables = OpenTables(0, 1);
+  InlineReader reader(16);
+  GatherEngine engine(*tables, reader);
+  engine.NoteQueueAge(kQueueAgeNsMax, 1000);
+  EXPECT_FALSE(engine.meters().overloaded(1000));
+  engine.NoteQueueAge(kQueueAgeNsMax + 1, 1000);
+  EXPECT_TRUE(engine.meters().overloaded(1000 + kOverloadHoldNs - 1));
+  EXPECT_FALSE(engine.meters().overloaded(1000 + kOverloadHoldNs));
+  engine.NoteQueueAge(kQueueAgeNsMax + 1, 2000);  // the same overload goes on
+  EXPECT_EQ(engine.meters().overloads.get(), 1u);
+}
+
 TEST_F(EngineTest, InvalidCodesAreNotPassedOn) {
   SeededRng rng(TestSeed(5));
   const auto tables = OpenTables(0, 1);
@@ -301,7 +347,7 @@ TEST_F(EngineTest, AFileThatChangesUnderItStopsItsLayer) {
   const SequenceView view{0, 0, tokens.ids, tokens.dead};
   for (const std::function<void(const std::string&)>& change :
        {std::function<void(const std::string&)>(touch), {poke}, {append}, {mode}}) {
-    ASSERT_TRUE(WriteSyntheticModel(dir_.path(), TestShape(), DemoConfig()).ok());
+    ASSERT_TRUE(WriteSmallModel(dir_.path()).ok());
     const auto tables = OpenTables(0, 1);
     const auto rows = LocalRows::Over(*tables);
     ASSERT_TRUE(rows->Gather(std::span(&view, 1)).ok());

@@ -115,6 +115,11 @@ void EngramMetrics::UpdateMeters(const Serving& serving) {
           meters.read_ns, kNanosecond);
   Observe("dsv_engram_read_depth", "Reads on their way when more were handed over", meters.depth,
           1);
+  Add("dsv_engram_overloads_total", "Times that overload began", meters.overloads.get());
+  metrics_
+      .Gauge("dsv_engram_overloaded",
+             "1: a bulk request waited over 50 ms for its first row, in the last second")
+      .Set(meters.overloaded(MonotonicNs()) ? 1 : 0);
   metrics_.Gauge("dsv_engram_reads_in_flight", "Reads on their way")
       .Set(static_cast<double>(meters.in_flight.get()));
 }

@@ -4,7 +4,6 @@
 #include "engram_service/service/engram_metrics.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,43 +14,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/file_util.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/service/drive_temperature.h"
-#include "engram_service/store/synthetic.h"
+#include "engram_service/testing/small_model.h"
 
 namespace twinspark::engram {
 namespace {
 
 using ::testing::HasSubstr;
 
-EngramShape TestShape() {
-  EngramShape shape;
-  shape.layer_ids = {1, 4};
-  shape.max_ngram_size = 4;
-  shape.num_heads = 4;
-  shape.head_dim = 256;
-  shape.bucket_start = 150;
-  shape.num_classes = 1000;
-  shape.pad_token_id = 2;
-  shape.vocab_size = 4096;
-  return shape;
-}
-
 class EngramMetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "engram_metrics_XXXXXX").string();
-    dir_ = mkdtemp(name.data());
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   void Write(const std::string& path, const std::string& text) const {
     std::filesystem::create_directories((dir_ / path).parent_path());
     std::ofstream(dir_ / path) << text;
   }
 
-  std::filesystem::path dir_;
+  TempDir dir_;
 };
 
 TEST(Distribution, ABoundBelongsToItsBucket) {
@@ -68,10 +48,9 @@ TEST(Distribution, ABoundBelongsToItsBucket) {
 }
 
 TEST_F(EngramMetricsTest, CountsAreAtTheirLayerAndClass) {
-  const auto config = ReadFile(TWINSPARK_DEMO_MODEL "/config.json", 1 << 20);
-  ASSERT_TRUE(WriteSyntheticModel(dir_, TestShape(), *config).ok());
+  ASSERT_TRUE(WriteSmallModel(dir_.path()).ok());
   ServingOptions options;
-  options.tables = {dir_, "", 0, 1};
+  options.tables = {dir_.path(), "", 0, 1};
   EngramServiceImpl service(options);
   const absl::Status opened = service.Open();
   ASSERT_TRUE(opened.ok()) << opened;
@@ -116,6 +95,8 @@ TEST_F(EngramMetricsTest, CountsAreAtTheirLayerAndClass) {
     EXPECT_THAT(text, HasSubstr("dsv_engram_lookups_total{class=\"decode\",layer=\"4\"} 0\n"));
     EXPECT_THAT(text, HasSubstr("dsv_engram_read_seconds_count " + std::to_string(reads) + "\n"));
     EXPECT_THAT(text, HasSubstr("dsv_engram_reads_in_flight 0\n"));
+    EXPECT_THAT(text, HasSubstr("dsv_engram_overloaded 0\n"));
+    EXPECT_THAT(text, HasSubstr("dsv_engram_overloads_total 0\n"));
     EXPECT_THAT(text, HasSubstr("dsv_engram_queue_seconds_count{class=\"decode\"} 0\n"));
     EXPECT_THAT(text, HasSubstr("dsv_engram_gather_seconds_count{class=\"hint\",layer=\"1\"} 0\n"));
     EXPECT_THAT(text, HasSubstr("dsv_engram_read_seconds_bucket{le=\"1e-05\"}"));
@@ -137,20 +118,20 @@ TEST_F(EngramMetricsTest, TemperatureIsTheControllersOfThePartition) {
   std::filesystem::create_directories(dir_ / "dev/block");
   std::filesystem::create_directory_symlink(partition, dir_ / "dev/block/259:2");
   const dev_t device = makedev(259, 2);
-  EXPECT_EQ(DriveTemperature(device, dir_), std::nullopt);
+  EXPECT_EQ(DriveTemperature(device, dir_.path()), std::nullopt);
   // A sensor of something else on the way up is not the drive's.
   Write("devices/pci0000:00/hwmon/hwmon0/name", "board\n");
   Write("devices/pci0000:00/hwmon/hwmon0/temp1_input", "90000\n");
-  EXPECT_EQ(DriveTemperature(device, dir_), std::nullopt);
+  EXPECT_EQ(DriveTemperature(device, dir_.path()), std::nullopt);
   Write(controller + "/hwmon3/name", "nvme\n");
-  EXPECT_EQ(DriveTemperature(device, dir_), std::nullopt);
+  EXPECT_EQ(DriveTemperature(device, dir_.path()), std::nullopt);
   Write(controller + "/hwmon3/temp1_input", "41850\n");
-  EXPECT_EQ(DriveTemperature(device, dir_), 41.85);
-  EXPECT_EQ(DriveTemperature(makedev(0, 42), dir_), std::nullopt);
+  EXPECT_EQ(DriveTemperature(device, dir_.path()), 41.85);
+  EXPECT_EQ(DriveTemperature(makedev(0, 42), dir_.path()), std::nullopt);
   std::filesystem::remove_all(dir_ / controller / "hwmon3");
   Write("devices/pci0000:00/0000:01:00.0/hwmon/hwmon1/name", "nvme\n");
   Write("devices/pci0000:00/0000:01:00.0/hwmon/hwmon1/temp1_input", "38000\n");
-  EXPECT_EQ(DriveTemperature(device, dir_), 38.0);
+  EXPECT_EQ(DriveTemperature(device, dir_.path()), 38.0);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "engram_service/read/local_rows.h"
+#include "engram_service/store/packed_scrub.h"
 #include "engram_service/store/packed_table.h"
-#include "engram_service/store/row_table_writer.h"
 
 namespace twinspark::engram {
 namespace {
@@ -121,8 +121,8 @@ absl::Status VerifyScrub(const Serving& serving,
     const auto findings = ScrubPackedFile(
         packed.file(0), packed.layout(), packed.extents(),
         [&](const std::string& text) { progress.set_text(text); },
-        [&](const PackProgress& scrubbed) {
-          const uint64_t done = std::min(pages, scrubbed.bytes_done * kPagesPerExtent);
+        [&](const ScrubProgress& scrubbed) {
+          const uint64_t done = std::min(pages, scrubbed.extents_done * kPagesPerExtent);
           progress.set_pages_done(pages_before + done);
           writer.Write(progress);
           if (limit_mb_per_s == 0 || context.IsCancelled()) return;
@@ -259,6 +259,8 @@ grpc::Status EngramServiceImpl::Hello(grpc::ServerContext*,
     }
     layer.set_source(table.path());
     layer.set_content_digest(Bytes(table.content()));
+    for (const std::string& sample : serving.samples(i))
+      layer.add_row_samples(sample);
     for (const TableFile& file : table.files()) {
       layer.add_files(absl::StrCat(file.path, ": ", file.identity.Text()));
     }
@@ -369,6 +371,9 @@ void EngramServiceImpl::FillStatus(const Serving& serving, pb::StatusReply* repl
   reply->set_reads(stats.engine.reads);
   reply->set_rows_deduplicated(stats.engine.rows_deduplicated);
   reply->set_hints(stats.sessions.hints);
+  const GatherMeters& meters = serving.server().meters();
+  reply->set_overloaded(meters.overloaded(MonotonicNs()));
+  reply->set_overloads(meters.overloads.get());
   reply->set_dropped_prefetches(stats.sessions.dropped_hints);
   reply->set_slab_bytes(stats.slab_bytes);
   reply->set_cache_bytes(stats.engine.cache_bytes);

@@ -86,6 +86,11 @@ absl::StatusOr<std::shared_ptr<Serving>> Serving::Open(const ServingOptions& opt
     ASSIGN_OR_RETURN(serving->tables_, TableSet::Open(again));
   }
   RETURN_IF_ERROR(serving->WaitUntilSettled());
+  for (int i = 0; i < serving->tables_->num_layers(); ++i) {
+    ASSIGN_OR_RETURN(RowSamples samples, SamplesOfWholeTable(serving->tables_->table(i),
+                                                             serving->tables_->hasher().layer(i)));
+    serving->samples_.push_back(std::move(samples));
+  }
   ASSIGN_OR_RETURN(auto reader, serving->MakeTableReader(options.reader));
   ASSIGN_OR_RETURN(auto cache, serving->MakeCache(options.cache_gib));
   RowCache* const populated_last = cache.get();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@
 #include "engram_service/read/table_set.h"
 #include "engram_service/service/table_scrubber.h"
 #include "engram_service/shm/row_server.h"
+#include "engram_service/store/row_samples.h"
 
 namespace twinspark::engram {
 
@@ -43,6 +45,10 @@ class Serving {
   const std::string& compromise() const { return compromise_; }
   uint64_t epoch() const { return epoch_; }
   const Sha256Digest& expected_canary() const { return canary_; }
+  // Of the whole table of a layer, as far as this node knows it: what the ranks compare.
+  const RowSamples& samples(int layer_idx) const {
+    return samples_[static_cast<size_t>(layer_idx)];
+  }
   const SelfTest& self_test() const { return self_test_; }
   ScrubStats scrub() const { return scrubber_->stats(); }
 
@@ -63,6 +69,7 @@ class Serving {
   std::string compromise_;
   uint64_t epoch_ = 0;
   Sha256Digest canary_{};
+  std::vector<RowSamples> samples_;  // by layer
   SelfTest self_test_;
 };
 

@@ -3,8 +3,6 @@
 #include "engram_service/service/table_scrubber.h"
 
 #include <atomic>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -12,11 +10,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/file_util.h"
 #include "common/safetensors.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/store/native_table.h"
 #include "engram_service/store/row_table_writer.h"
-#include "engram_service/store/synthetic.h"
+#include "engram_service/testing/small_model.h"
 
 namespace twinspark::engram {
 namespace {
@@ -26,27 +24,16 @@ using ::testing::HasSubstr;
 class TableScrubberTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "engram_scrub_XXXXXX").string();
-    dir_ = mkdtemp(name.data());
-    EngramShape shape;
-    shape.layer_ids = {1, 4};
-    shape.max_ngram_size = 4;
-    shape.num_heads = 4;
-    shape.head_dim = 256;
-    shape.bucket_start = 300;
-    shape.num_classes = 1000;
-    shape.pad_token_id = 2;
-    shape.vocab_size = 4096;
-    const auto config = ReadFile(TWINSPARK_DEMO_MODEL "/config.json", 1 << 20);
-    ASSERT_TRUE(WriteSyntheticModel(dir_, shape, *config).ok());
-    const auto hasher = LoadHasher(dir_);
-    const auto checkpoint = Checkpoint::Open(dir_);
+    const EngramShape shape = SmallShape(300);
+    ASSERT_TRUE(WriteSmallModel(dir_.path(), 300).ok());
+    const auto hasher = LoadHasher(dir_.path());
+    const auto checkpoint = Checkpoint::Open(dir_.path());
     ASSERT_TRUE(hasher.ok() && checkpoint.ok());
     for (int i = 0; i < 2; ++i) {
       const auto source = NativeTable::Open(**checkpoint, shape, (*hasher)->layer(i), false);
       ASSERT_TRUE(source.ok()) << source.status();
       PackOptions options;
-      options.out_dir = dir_;
+      options.out_dir = dir_.path();
       options.target = {0, 1, kSchemeAll, *BalancedColumns(shape, 0, 1)};
       PackFiles files;
       const auto packed = PackTable(**source, SourceOf(**source), **hasher, i, options, files);
@@ -54,8 +41,6 @@ class TableScrubberTest : public ::testing::Test {
       path_ = packed->path;
     }
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   void Poke(uint64_t offset, char value) const {
     std::fstream file(path_, std::ios::binary | std::ios::in | std::ios::out);
     file.seekp(static_cast<std::streamoff>(offset));
@@ -63,7 +48,7 @@ class TableScrubberTest : public ::testing::Test {
   }
   // Stats once a pass is done.
   ScrubStats OnePass() const {
-    const auto tables = TableSet::Open({dir_, "", 0, 1});
+    const auto tables = TableSet::Open({dir_.path(), "", 0, 1});
     EXPECT_TRUE(tables.ok()) << tables.status();
     const TableScrubber scrubber(**tables, {uint64_t{1} << 40, nullptr});
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -72,7 +57,7 @@ class TableScrubberTest : public ::testing::Test {
     return scrubber.stats();
   }
 
-  std::string dir_;
+  TempDir dir_;
   std::string path_;  // of the second layer
 };
 
@@ -93,7 +78,7 @@ TEST_F(TableScrubberTest, ADamagedPageIsNamed) {
 }
 
 TEST_F(TableScrubberTest, NothingIsReadWhileRequestsCome) {
-  const auto tables = TableSet::Open({dir_, "", 0, 1});
+  const auto tables = TableSet::Open({dir_.path(), "", 0, 1});
   ASSERT_TRUE(tables.ok());
   std::atomic<bool> busy{true};
   std::atomic<uint64_t> requests{0};

@@ -120,8 +120,9 @@ absl::StatusOr<std::unique_ptr<RingSession>> RingSession::Create(uint64_t attach
   return session;
 }
 
-void RingSession::Beat(uint32_t service_state) {
+void RingSession::Beat(uint32_t service_state, bool overloaded) {
   Store(header().service_state, service_state);
+  Store(header().overloaded, overloaded ? 1u : 0u);
   std::atomic_ref<uint64_t>(header().heartbeat).fetch_add(1, std::memory_order_release);
 }
 
@@ -221,9 +222,12 @@ void RingSession::StartJob(GatherEngine& engine,
   stats.tokens += job.windows.size();
   meters.tokens.Add(job.windows.size());
   // The client wrote when it submitted: anything may be there.
-  meters.queue_ns.Observe(static_cast<uint64_t>(std::max<int64_t>(
-      0,
-      accepted.taken_ns - static_cast<int64_t>(std::min<uint64_t>(record.submit_ns, INT64_MAX)))));
+  const int64_t queue_ns = std::max<int64_t>(
+      0, accepted.taken_ns - static_cast<int64_t>(std::min<uint64_t>(record.submit_ns, INT64_MAX)));
+  meters.queue_ns.Observe(static_cast<uint64_t>(queue_ns));
+  if (gather && record.priority == kRowClassPrefill) {
+    engine.NoteQueueAge(queue_ns, accepted.taken_ns);
+  }
   job.owner = attach_epoch_;
   job.id = ++last_job_;
   if (!gather) hints_.push_back(job.id);

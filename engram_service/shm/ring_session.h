@@ -50,7 +50,7 @@ class RingSession {
   bool HasRequests() const;
   void SetSleeping(bool sleeping);
   // Thread-safe.
-  void Beat(uint32_t service_state);
+  void Beat(uint32_t service_state, bool overloaded);
 
  private:
   RingSession() = default;

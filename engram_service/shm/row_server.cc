@@ -34,6 +34,7 @@ constexpr auto kCheckWait = std::chrono::seconds(2);
 constexpr int kMaxSleepMs = 1000;
 constexpr int kMaxEvents = 32;
 constexpr size_t kMaxPosted = 64;
+constexpr size_t kMaxGathers = 64;  // of the control plane; each may bring 1,024 tokens
 constexpr size_t kMaxJobsWithHints = 16;
 constexpr int64_t kHandshakeNsMax = 2'000'000'000;
 
@@ -366,10 +367,11 @@ void RowServer::RunHeartbeat() {
   // A busy machine must not look like a stopped service; without the right to it, it is as it is.
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), -10);
   while (!stop_) {
+    const bool overloaded = engine_->meters().overloaded(MonotonicNs());
     {
       const std::lock_guard lock(beat_mutex_);
       for (RingSession* session : beating_)
-        session->Beat(service_state_);
+        session->Beat(service_state_, overloaded);
     }
     std::this_thread::sleep_for(kHeartbeatPeriod);
   }
@@ -427,20 +429,21 @@ absl::StatusOr<GatheredRows> RowServer::Gather(std::vector<Window> windows,
   job.past_cache = past_cache;
   job.deadline_ns =
       MonotonicNs() + std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
-  job.done = [shared](int layer_idx, GatherStatus status, const std::string& error) {
+  job.done = [this, shared](int layer_idx, GatherStatus status, const std::string& error) {
     if (status == GatherStatus::kTimeout) {
       shared->status.Update(absl::DeadlineExceededError(error));
     } else if (status != GatherStatus::kOk) {
       shared->status.Update(absl::DataLossError(error));
     }
     shared->layers_left &= ~(1u << layer_idx);
-    if (shared->layers_left == 0) shared->promise.set_value(shared->status);
+    if (shared->layers_left != 0) return;
+    --gathers_;
+    shared->promise.set_value(shared->status);
   };
-  {
-    const std::lock_guard lock(mutex_);
-    if (posted_.size() >= kMaxPosted) {
-      return absl::ResourceExhaustedError("too many gathers are waiting");
-    }
+  if (gathers_.fetch_add(1) >= kMaxGathers) {
+    --gathers_;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMaxGathers, " gathers are in progress; try again"));
   }
   std::future<absl::Status> done = shared->promise.get_future();
   auto boxed = std::make_shared<GatherJob>(std::move(job));

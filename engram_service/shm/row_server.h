@@ -68,6 +68,7 @@ class RowServer {
   std::string reader_name() const { return reader_name_; }
 
   // Blocks until the rows are there, at most `timeout`. `past_cache`: as the drive has them now.
+  // RESOURCE_EXHAUSTED when 64 of these are in progress.
   absl::StatusOr<GatheredRows> Gather(std::vector<Window> windows,
                                       uint32_t layers,
                                       std::chrono::milliseconds timeout,
@@ -129,6 +130,7 @@ class RowServer {
   std::vector<std::function<void(GatherEngine&)>> posted_;
   RowServerStats published_;
 
+  std::atomic<size_t> gathers_{0};  // of Gather, waiting or in progress
   std::atomic<uint32_t> service_state_{kRowServiceReady};
   std::atomic<bool> stop_{false};
   std::thread reactor_;

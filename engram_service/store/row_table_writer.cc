@@ -4,11 +4,10 @@
 #include "engram_service/store/row_table_writer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -20,23 +19,19 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "boost/json.hpp"
-#include "common/check.h"
-#include "common/file_util.h"
 #include "common/status_macros.h"
-#include "engram_service/store/crc32c.h"
+#include "engram_service/store/extent_builder.h"
+#include "engram_service/store/pack_checker.h"
 #include "engram_service/store/pack_journal.h"
+#include "engram_service/store/pack_manifest.h"
 #include "engram_service/store/pack_pipeline.h"
 #include "engram_service/store/packed_table.h"
-#include "engram_service/store/row_range_reader.h"
+#include "engram_service/store/row_samples.h"
 
 namespace twinspark::engram {
 namespace {
 
-constexpr size_t kExtentBytes = size_t{kPagesPerExtent} * kPageBytes;
 constexpr size_t kResumeRehash = 16;  // journalled extents that are hashed again before going on
-constexpr int kReadAttempts = 3;
-constexpr size_t kVerifiers = 2;  // one hashes while the other reads
 constexpr size_t kMaxJournalBytes = size_t{64} << 20;
 
 using Clock = std::chrono::steady_clock;
@@ -89,28 +84,12 @@ class Packer {
   absl::Status StartOver();
   absl::StatusOr<bool> Resume();
   absl::Status PackExtents(const std::vector<uint64_t>& extents);
-  absl::Status ReadExtent(ExtentWork& work, AlignedBuffer& buffer) const;
-  absl::Status BuildExtent(ExtentWork& work) const;
-  absl::Status InvalidRow(uint64_t page_idx,
-                          std::span<const uint8_t> weights,
-                          std::span<const uint8_t> scales) const;
   absl::Status BuildAndWrite(ExtentWork& work);
   absl::Status FlushJournal();
-  absl::StatusOr<bool> ReadsBack(uint64_t extent, AlignedBuffer& buffer);
-  absl::Status VerifyExtents(const std::vector<uint64_t>& extents, std::vector<uint64_t>& bad);
-  absl::Status CompareWithSource();
-  absl::Status CompareExtent(uint64_t extent, AlignedBuffer& buffer);
-  absl::Status CompareRow(const TableFile& file, uint64_t page, uint32_t slot);
+  absl::Status Check();
   absl::Status Seal();
-  absl::Status WriteManifest() const;
+  absl::Status CompleteManifest(const PackedHeader& header) const;
   void Report(const char* phase, uint64_t done, uint64_t total) const;
-
-  uint64_t ExtentOffset(uint64_t extent) const {
-    return kHeaderRegionBytes + extent * kExtentBytes;
-  }
-  size_t ExtentBytes(uint64_t extent) const {
-    return size_t{layout_.ExtentPages(extent)} * kPageBytes;
-  }
 
   const RowTable& source_;
   const PackSource& provenance_;
@@ -189,7 +168,33 @@ absl::StatusOr<bool> Packer::AlreadyThere() {
                      "to pack it anew"));
   }
   RETURN_IF_ERROR(files_.Unlink(journal_path_));
+  RETURN_IF_ERROR(CompleteManifest(file->layout.header));
   return true;
+}
+
+// A file that was packed before there were samples, or by a run that ended right after the rename,
+// gets them now, if its own rows are still those of the source.
+absl::Status Packer::CompleteManifest(const PackedHeader& header) const {
+  const LayerHash& layer = hasher_.layer(layer_idx_);
+  const RowSamples stated =
+      SamplesInManifest(final_path_, header.footer_digest, layer.primes.size());
+  if (!std::all_of(stated.begin(), stated.end(),
+                   [](const std::string& sample) { return sample.empty(); })) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const auto packed, PackedTable::Open(final_path_, hasher_, layer_idx_,
+                                                        options_.target.columns, false));
+  ASSIGN_OR_RETURN(const RowSamples own, SampleRows(*packed, layer));
+  ASSIGN_OR_RETURN(const RowSamples samples, SampleRows(source_, layer));
+  if (const int column = FirstDifference(own, samples); column >= 0) {
+    return absl::FailedPreconditionError(absl::StrCat(final_path_, ": rows of column ", column,
+                                                      " differ from ", source_.path(),
+                                                      "; delete the file to pack it anew"));
+  }
+  PackFacts facts;
+  facts.source = source_.path();
+  facts.rows_compared = uint64_t{kSampledRowsPerColumn} * options_.target.columns.size();
+  return WriteManifest(final_path_, header, facts, samples);
 }
 
 absl::Status Packer::OpenPartial() {
@@ -236,7 +241,7 @@ absl::StatusOr<bool> Packer::Resume() {
   size_t believed = count > kResumeRehash ? count - kResumeRehash : 0;
   AlignedBuffer data;
   while (believed < count) {
-    const auto pages = data.Get(kExtentBytes).first(ExtentBytes(believed));
+    const auto pages = data.Get(kExtentBytes).first(ExtentBytes(layout_, believed));
     RETURN_IF_ERROR(files_.Read(partial_.get(), ExtentOffset(believed), pages, partial_path_));
     if (Sha256Of(pages) != journaled[believed].digest) break;
     ++believed;
@@ -249,86 +254,8 @@ absl::StatusOr<bool> Packer::Resume() {
   return true;
 }
 
-// Runs of pages of one segment are runs of buckets of one column.
-absl::Status Packer::ReadExtent(ExtentWork& work, AlignedBuffer& buffer) const {
-  const uint32_t width = layout_.header.row_weight_bytes;
-  const uint32_t groups = layout_.header.row_scale_bytes;
-  const uint64_t first_page = work.extent * kPagesPerExtent;
-  const uint64_t end_page = first_page + layout_.ExtentPages(work.extent);
-  work.weights.resize(size_t{kPagesPerExtent} * kRowsPerPage * width);
-  work.scales.resize(size_t{kPagesPerExtent} * kRowsPerPage * groups);
-  size_t rows = 0;
-  for (uint64_t page = first_page; page < end_page;) {
-    const PackedSegment& segment = layout_.SegmentOfPage(page);
-    const uint64_t end = std::min(end_page, segment.first_page + segment.page_count);
-    const uint64_t first = (page - segment.first_page) * kRowsPerPage;
-    const uint64_t count =
-        std::min((end - segment.first_page) * kRowsPerPage, segment.rows) - first;
-    const auto weights = std::span(work.weights).subspan(rows * width, count * width);
-    const auto scales = std::span(work.scales).subspan(rows * groups, count * groups);
-    absl::Status status;
-    for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-      status =
-          ReadColumnRows(source_, static_cast<int>(segment.column), static_cast<uint32_t>(first),
-                         static_cast<uint32_t>(count), weights, scales, buffer);
-      if (status.ok()) break;
-    }
-    RETURN_IF_ERROR(status);
-    rows += count;
-    page = end;
-  }
-  work.weights.resize(rows * width);
-  work.scales.resize(rows * groups);
-  return absl::OkStatus();
-}
-
-// Page by page, so that a page is checked, laid out and hashed while it is in the first cache.
-absl::Status Packer::BuildExtent(ExtentWork& work) const {
-  const uint32_t width = layout_.header.row_weight_bytes;
-  const uint32_t groups = layout_.header.row_scale_bytes;
-  const uint32_t count = layout_.ExtentPages(work.extent);
-  work.page_bytes = size_t{count} * kPageBytes;
-  const auto out = work.pages.Get(kExtentBytes).first(work.page_bytes);
-  Sha256 hash;
-  uint32_t crc = 0;
-  size_t row = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint64_t page_idx = work.extent * kPagesPerExtent + i;
-    const PageRows rows = RowsOfPage(layout_, page_idx);
-    const auto weights =
-        std::span<const uint8_t>(work.weights).subspan(row * width, size_t{rows.count} * width);
-    const auto scales =
-        std::span<const uint8_t>(work.scales).subspan(row * groups, size_t{rows.count} * groups);
-    if (HasInvalidCode(weights, scales)) return InvalidRow(page_idx, weights, scales);
-    const auto page = out.subspan(size_t{i} * kPageBytes, kPageBytes);
-    BuildPage(layout_, page_idx, weights, scales, page);
-    crc = Crc32c(page, crc);
-    hash.Update(page);
-    row += rows.count;
-  }
-  work.entry = {crc, count, hash.Finish()};
-  work.largest_scale = *std::max_element(work.scales.begin(), work.scales.end());
-  return absl::OkStatus();
-}
-
-absl::Status Packer::InvalidRow(uint64_t page_idx,
-                                std::span<const uint8_t> weights,
-                                std::span<const uint8_t> scales) const {
-  const uint32_t width = layout_.header.row_weight_bytes;
-  const uint32_t groups = layout_.header.row_scale_bytes;
-  const PackedSegment& segment = layout_.SegmentOfPage(page_idx);
-  uint64_t row = segment.global_row_lo + (page_idx - segment.first_page) * kRowsPerPage;
-  for (size_t i = 0;
-       !HasInvalidCode(weights.subspan(i * width, width), scales.subspan(i * groups, groups));
-       ++i) {
-    ++row;
-  }
-  return absl::DataLossError(
-      absl::StrCat(source_.path(), ": row ", row, " has a NaN code or scale 255"));
-}
-
 absl::Status Packer::BuildAndWrite(ExtentWork& work) {
-  RETURN_IF_ERROR(BuildExtent(work));
+  RETURN_IF_ERROR(BuildExtent(source_, layout_, work));
   const auto pages = work.pages.Get(kExtentBytes).first(work.page_bytes);
   return files_.Write(partial_.get(), ExtentOffset(work.extent), pages, partial_path_);
 }
@@ -358,7 +285,9 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
   uint64_t bytes = 0;
   size_t since_sync = 0;
   PackSteps steps;
-  steps.read = [this](ExtentWork& work, AlignedBuffer& buffer) { return ReadExtent(work, buffer); };
+  steps.read = [this](ExtentWork& work, AlignedBuffer& buffer) {
+    return ReadExtent(source_, layout_, work, buffer);
+  };
   steps.build_and_write = [this](ExtentWork& work) { return BuildAndWrite(work); };
   steps.note = [&](const ExtentWork& work) -> absl::Status {
     entries_[work.extent] = work.entry;
@@ -382,98 +311,26 @@ absl::Status Packer::PackExtents(const std::vector<uint64_t>& extents) {
   return FlushJournal();
 }
 
-absl::StatusOr<bool> Packer::ReadsBack(uint64_t extent, AlignedBuffer& buffer) {
-  const auto pages = buffer.Get(kExtentBytes).first(ExtentBytes(extent));
-  RETURN_IF_ERROR(files_.Read(partial_.get(), ExtentOffset(extent), pages, partial_path_));
-  Sha256 hash;
-  for (uint32_t i = 0; i < layout_.ExtentPages(extent); ++i) {
-    const auto page = pages.subspan(size_t{i} * kPageBytes, kPageBytes);
-    if (!CheckPage(layout_, extent * kPagesPerExtent + i, page).ok()) return false;
-    hash.Update(page);
-  }
-  return hash.Finish() == entries_[extent]->digest;
-}
-
-absl::Status Packer::VerifyExtents(const std::vector<uint64_t>& extents,
-                                   std::vector<uint64_t>& bad) {
-  std::mutex mutex;
-  absl::Status status;
-  uint64_t done = 0;
-  std::atomic<size_t> next{0};
-  const auto verify = [&] {
-    AlignedBuffer buffer;
-    for (size_t i = next++; i < extents.size(); i = next++) {
-      const absl::StatusOr<bool> good = ReadsBack(extents[i], buffer);
-      const std::lock_guard lock(mutex);
-      status.Update(good.status());
-      if (!status.ok()) return;
-      if (!*good) bad.push_back(extents[i]);
-      done += ExtentBytes(extents[i]);
-      Report("verify", done, extents.size() * kExtentBytes);
+// Journalled data that went bad on disk after it was synced is written once more.
+absl::Status Packer::Check() {
+  const auto begin = Clock::now();
+  const PackChecker checker(
+      source_, layout_, entries_, partial_path_, partial_.get(), files_,
+      [this](const char* phase, uint64_t done, uint64_t total) { Report(phase, done, total); });
+  std::vector<uint64_t> extents(entries_.size());
+  std::iota(extents.begin(), extents.end(), uint64_t{0});
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> bad, checker.FindBadExtents(extents));
+  if (!bad.empty()) {
+    RETURN_IF_ERROR(PackExtents(bad));
+    ASSIGN_OR_RETURN(const std::vector<uint64_t> still_bad, checker.FindBadExtents(bad));
+    if (!still_bad.empty()) {
+      return absl::DataLossError(absl::StrCat(partial_path_, ": extent ", still_bad.front(),
+                                              " does not read back as it was written"));
     }
-  };
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < kVerifiers; ++i)
-    threads.emplace_back(verify);
-  for (std::thread& thread : threads)
-    thread.join();
-  std::sort(bad.begin(), bad.end());
-  return status;
-}
-
-absl::Status Packer::CompareRow(const TableFile& file, uint64_t page, uint32_t slot) {
-  const PackedHeader& h = layout_.header;
-  std::vector<uint8_t> packed(h.row_weight_bytes + h.row_scale_bytes);
-  std::vector<uint8_t> wanted(packed.size());
-  AlignedBuffer buffer;
-  const uint64_t base = kHeaderRegionBytes + page * kPageBytes;
-  const std::span<uint8_t> row(packed);
-  RETURN_IF_ERROR(
-      ReadFileRange(file, base + slot * h.row_weight_bytes, row.first(h.row_weight_bytes), buffer));
-  RETURN_IF_ERROR(ReadFileRange(file,
-                                base + kRowsPerPage * h.row_weight_bytes + slot * h.row_scale_bytes,
-                                row.subspan(h.row_weight_bytes), buffer));
-  const PackedSegment& segment = layout_.SegmentOfPage(page);
-  const auto bucket = static_cast<uint32_t>((page - segment.first_page) * kRowsPerPage + slot);
-  RETURN_IF_ERROR(source_.ReadRow(static_cast<int>(segment.column), bucket, wanted));
-  ++result_.rows_compared;
-  if (packed == wanted) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(partial_path_, ": row ", segment.global_row_lo + bucket,
-                                          " differs from ", source_.path()));
-}
-
-absl::Status Packer::CompareExtent(uint64_t extent, AlignedBuffer& buffer) {
-  ExtentWork work;
-  work.extent = extent;
-  RETURN_IF_ERROR(ReadExtent(work, buffer));
-  RETURN_IF_ERROR(BuildExtent(work));
-  result_.rows_compared += work.weights.size() / layout_.header.row_weight_bytes;
-  if (work.entry.digest == entries_[extent]->digest) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(partial_path_, ": rows of extent ", extent, " differ from ", source_.path()));
-}
-
-absl::Status Packer::CompareWithSource() {
-  if (options_.compare_all_rows) {
-    AlignedBuffer buffer;
-    for (uint64_t extent = 0; extent < entries_.size(); ++extent) {
-      RETURN_IF_ERROR(CompareExtent(extent, buffer));
-      Report("compare", extent + 1, entries_.size());
-    }
-    return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const TableFile file, OpenTableFile(partial_path_, true));
-  for (const PackedSegment& segment : layout_.segments) {
-    const uint64_t last = segment.first_page + segment.page_count - 1;
-    RETURN_IF_ERROR(CompareRow(file, segment.first_page, 0));
-    RETURN_IF_ERROR(CompareRow(file, last, RowsOfPage(layout_, last).count - 1));
-  }
-  for (uint64_t extent = 0; extent < entries_.size(); ++extent) {
-    const uint64_t page = extent * kPagesPerExtent + (extent * 7919) % layout_.ExtentPages(extent);
-    const uint32_t rows = RowsOfPage(layout_, page).count;
-    RETURN_IF_ERROR(CompareRow(file, page, static_cast<uint32_t>(extent * 31 % rows)));
-    Report("compare", extent + 1, entries_.size());
-  }
+  result_.verify_seconds = SecondsSince(begin);
+  ASSIGN_OR_RETURN(result_.rows_compared, options_.compare_all_rows ? checker.CompareAllRows()
+                                                                    : checker.CompareSampledRows());
   return absl::OkStatus();
 }
 
@@ -496,28 +353,13 @@ absl::Status Packer::Seal() {
       files_.Write(partial_.get(), 0, aligned.first(sizeof(PackedHeader)), partial_path_));
   RETURN_IF_ERROR(files_.Sync(partial_.get(), partial_path_));
   RETURN_IF_ERROR(files_.Rename(partial_path_, final_path_));
-  RETURN_IF_ERROR(WriteManifest());
+  PackFacts facts;
+  facts.source = source_.path();
+  facts.rows_compared = result_.rows_compared;
+  facts.largest_scale = result_.largest_scale;
+  ASSIGN_OR_RETURN(const RowSamples samples, SampleRows(source_, hasher_.layer(layer_idx_)));
+  RETURN_IF_ERROR(WriteManifest(final_path_, layout_.header, facts, samples));
   return files_.Unlink(journal_path_);
-}
-
-absl::Status Packer::WriteManifest() const {
-  const PackedHeader& h = layout_.header;
-  boost::json::object manifest;
-  manifest["file"] = PackedFileName(h);
-  manifest["layer"] = h.layer;
-  manifest["node"] = h.node;
-  manifest["nodes"] = h.nodes;
-  manifest["rows"] = h.rows_here;
-  manifest["pages"] = h.pages;
-  manifest["bytes"] = h.file_bytes;
-  manifest["source"] = source_.path();
-  manifest["generation"] = absl::StrCat(absl::Hex(h.generation, absl::kZeroPad16));
-  manifest["footer_sha256"] = Hex(h.footer_digest);
-  manifest["rows_compared"] = result_.rows_compared;
-  manifest["invalid_codes"] = 0;
-  manifest["largest_scale_of_last_run"] = result_.largest_scale;
-  return WriteFileAtomically(final_path_ + ".manifest.json",
-                             boost::json::serialize(manifest) + "\n");
 }
 
 void Packer::Report(const char* phase, uint64_t done, uint64_t total) const {
@@ -533,27 +375,10 @@ absl::StatusOr<PackResult> Packer::Run() {
   std::vector<uint64_t> extents;
   for (uint64_t i = result_.extents_resumed; i < entries_.size(); ++i)
     extents.push_back(i);
-  auto begin = Clock::now();
+  const auto begin = Clock::now();
   if (!extents.empty()) RETURN_IF_ERROR(PackExtents(extents));
   result_.pack_seconds = SecondsSince(begin);
-  begin = Clock::now();
-  extents.clear();
-  for (uint64_t i = 0; i < entries_.size(); ++i)
-    extents.push_back(i);
-  std::vector<uint64_t> bad;
-  RETURN_IF_ERROR(VerifyExtents(extents, bad));
-  if (!bad.empty()) {
-    // Journalled data went bad on disk after it was synced: write it once more.
-    RETURN_IF_ERROR(PackExtents(bad));
-    std::vector<uint64_t> still_bad;
-    RETURN_IF_ERROR(VerifyExtents(bad, still_bad));
-    if (!still_bad.empty()) {
-      return absl::DataLossError(absl::StrCat(partial_path_, ": extent ", still_bad.front(),
-                                              " does not read back as it was written"));
-    }
-  }
-  result_.verify_seconds = SecondsSince(begin);
-  RETURN_IF_ERROR(CompareWithSource());
+  RETURN_IF_ERROR(Check());
   RETURN_IF_ERROR(Seal());
   return result_;
 }
@@ -571,35 +396,6 @@ absl::StatusOr<PackResult> PackTable(const RowTable& source,
                                      const PackOptions& options,
                                      PackFiles& files) {
   return Packer(source, provenance, hasher, layer_idx, options, files).Run();
-}
-
-absl::StatusOr<uint64_t> ScrubPackedFile(const TableFile& file,
-                                         const PackedLayout& layout,
-                                         std::span<const ExtentEntry> extents,
-                                         const std::function<void(const std::string&)>& report,
-                                         const std::function<void(const PackProgress&)>& progress) {
-  AlignedBuffer buffer;
-  std::vector<uint8_t> bytes(kExtentBytes);
-  uint64_t findings = 0;
-  for (uint64_t extent = 0; extent < layout.num_extents(); ++extent) {
-    const auto pages =
-        std::span<uint8_t>(bytes).first(size_t{layout.ExtentPages(extent)} * kPageBytes);
-    RETURN_IF_ERROR(ReadFileRange(file, kHeaderRegionBytes + extent * kExtentBytes, pages, buffer));
-    for (uint32_t i = 0; i < layout.ExtentPages(extent); ++i) {
-      const absl::Status checked = CheckPage(layout, extent * kPagesPerExtent + i,
-                                             pages.subspan(size_t{i} * kPageBytes, kPageBytes));
-      if (checked.ok()) continue;
-      ++findings;
-      report(std::string(checked.message()));
-    }
-    const ExtentEntry& entry = extents[extent];
-    if (Sha256Of(pages) != entry.digest || Crc32c(pages) != entry.crc) {
-      ++findings;
-      report(absl::StrCat("digest of extent ", extent, " differs"));
-    }
-    if (progress) progress({"scrub", extent + 1, layout.num_extents()});
-  }
-  return findings;
 }
 
 }  // namespace twinspark::engram

@@ -68,12 +68,4 @@ absl::StatusOr<PackResult> PackTable(const RowTable& source,
                                      const PackOptions& options,
                                      PackFiles& files);
 
-// Reads every page of an open packed file and checks CRC, identity and extent digests. `report`
-// gets each finding; the result is their number.
-absl::StatusOr<uint64_t> ScrubPackedFile(const TableFile& file,
-                                         const PackedLayout& layout,
-                                         std::span<const ExtentEntry> extents,
-                                         const std::function<void(const std::string&)>& report,
-                                         const std::function<void(const PackProgress&)>& progress);
-
 }  // namespace twinspark::engram

@@ -1,10 +1,10 @@
 // Packing end to end on synthetic tables: every row of native, EGPACK01 and DSV41EN1 is the same;
 // the packer killed at any of its disk operations, a full disk and read errors end in a file that
 // resumes or in a refusal, never in a wrong row; one flipped bit in any structure is caught.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -22,15 +22,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/file_util.h"
 #include "common/safetensors.h"
 #include "common/testing/seeded_rng.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/store/compat_table.h"
 #include "engram_service/store/pack_journal.h"
+#include "engram_service/store/pack_manifest.h"
 #include "engram_service/store/packed_table.h"
+#include "engram_service/store/row_samples.h"
 #include "engram_service/store/row_table_writer.h"
 #include "engram_service/store/synthetic.h"
+#include "engram_service/testing/small_model.h"
 #include "engram_service/tools/compat_writer.h"
 
 namespace twinspark::engram {
@@ -41,39 +44,15 @@ using ::testing::HasSubstr;
 
 // In memory where there is such a file system: hundreds of runs sync tens of MiB each, and a killed
 // process leaves the same bytes behind on any of them.
-class TempDir {
+class OutDir : public TempDir {
  public:
-  TempDir() {
-    const fs::path parent =
-        access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
-    std::string name = (parent / "engram_pack_XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() { fs::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
+  OutDir() : TempDir(InMemory()) {}
 };
-
-EngramShape Shape(uint64_t bucket_start) {
-  EngramShape shape;
-  shape.layer_ids = {1, 4};
-  shape.max_ngram_size = 4;
-  shape.num_heads = 4;
-  shape.head_dim = 256;
-  shape.bucket_start = bucket_start;
-  shape.num_classes = 1000;
-  shape.pad_token_id = 2;
-  shape.vocab_size = 4096;
-  return shape;
-}
 
 // A synthetic model and its native tables; 12 columns of `bucket_start` or a little more rows.
 struct Source {
   explicit Source(uint64_t bucket_start) {
-    const auto config = ReadFile(TWINSPARK_DEMO_MODEL "/config.json", 1 << 20);
-    EXPECT_TRUE(WriteSyntheticModel(dir.path(), Shape(bucket_start), *config).ok());
+    EXPECT_TRUE(WriteSmallModel(dir.path(), bucket_start).ok());
     auto loaded = LoadHasher(dir.path());
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     hasher = *std::move(loaded);
@@ -86,7 +65,7 @@ struct Source {
       tables.push_back(*std::move(table));
     }
   }
-  TempDir dir;
+  OutDir dir;
   std::unique_ptr<Hasher> hasher;
   std::unique_ptr<Checkpoint> checkpoint;
   std::vector<std::unique_ptr<NativeTable>> tables;
@@ -139,7 +118,7 @@ TEST(Pack, NativePackedAndCompatRowsAreEqual) {
   const Source source(1000);
   PackFiles files;
   for (const auto& [rank, world] : {std::pair{0, 1}, {0, 2}, {1, 2}}) {
-    TempDir out;
+    OutDir out;
     PackOptions options = Options(source, out.path(), rank, world);
     options.compare_all_rows = rank == 1;
     for (int layer = 0; layer < 2; ++layer) {
@@ -176,10 +155,91 @@ TEST(Pack, NativePackedAndCompatRowsAreEqual) {
   }
 }
 
+// Samples of the whole table, as every node that serves it can tell them.
+RowSamples WholeTable(const RowTable& table, const LayerHash& layer) {
+  const auto samples = SamplesOfWholeTable(table, layer);
+  EXPECT_TRUE(samples.ok()) << samples.status();
+  return samples.ok() ? *samples : RowSamples();
+}
+
+TEST(Pack, EveryFormatOfOneTableHasTheSameSamplesAndAnotherTableHasOthers) {
+  const Source source(400);
+  const LayerHash& layer = source.hasher->layer(0);
+  const RowSamples native = WholeTable(*source.tables[0], layer);
+  ASSERT_EQ(native.size(), 12u);
+  for (const std::string& sample : native)
+    EXPECT_EQ(sample.size(), kRowSampleBytes);
+  EXPECT_GE(FirstDifference(native, WholeTable(*source.tables[1], source.hasher->layer(1))), 0);
+  PackFiles files;
+  for (int rank = 0; rank < 2; ++rank) {
+    OutDir out;
+    const PackOptions options = Options(source, out.path(), rank, 2);
+    const auto packed = Pack(source, 0, options, files);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    const auto table =
+        PackedTable::Open(packed->path, *source.hasher, 0, options.target.columns, false);
+    ASSERT_TRUE(table.ok()) << table.status();
+    EXPECT_EQ(WholeTable(**table, layer), native);
+    // Without the manifest it knows its own columns; pack_rows puts the manifest back.
+    fs::remove(ManifestPath(packed->path));
+    const RowSamples own = WholeTable(**table, layer);
+    EXPECT_EQ(FirstDifference(own, native), -1);
+    EXPECT_EQ(std::count(own.begin(), own.end(), ""), 6);
+    ASSERT_TRUE(Pack(source, 0, options, files).ok());
+    EXPECT_EQ(WholeTable(**table, layer), native);
+    // A manifest of another content, or no JSON, says nothing.
+    for (const char* text : {"{\"footer_sha256\": \"00\"}", "{"}) {
+      std::ofstream(ManifestPath(packed->path)) << text;
+      EXPECT_EQ(WholeTable(**table, layer), own);
+    }
+  }
+}
+
+TEST(Pack, AManifestThatContradictsItsFileIsRefused) {
+  const Source source(400);
+  const LayerHash& layer = source.hasher->layer(0);
+  OutDir out;
+  PackFiles files;
+  const PackOptions options = Options(source, out.path(), 0, 2);
+  const auto packed = Pack(source, 0, options, files);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  const auto table =
+      PackedTable::Open(packed->path, *source.hasher, 0, options.target.columns, false);
+  ASSERT_TRUE(table.ok()) << table.status();
+  RowSamples wrong = WholeTable(**table, layer);
+  wrong[static_cast<size_t>(options.target.columns[2])][0] ^= 1;
+  ASSERT_TRUE(WriteManifest(packed->path, (*table)->layout().header, {}, wrong).ok());
+  const auto samples = SamplesOfWholeTable(**table, layer);
+  EXPECT_EQ(samples.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(samples.status().message(),
+              HasSubstr("column " + std::to_string(options.target.columns[2])));
+}
+
+// The header of a source says nothing about its rows.
+TEST(Pack, AnExistingFileGetsNoManifestOfASourceWithOtherRows) {
+  const Source source(400);
+  OutDir out;
+  PackFiles files;
+  const PackOptions options = Options(source, out.path(), 0, 2);
+  const auto packed = Pack(source, 0, options, files);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  fs::remove(ManifestPath(packed->path));
+  const std::string path = source.tables[0]->path();
+  std::string bytes = Content(path);
+  for (size_t i = source.tables[0]->weight_offset(); i < bytes.size(); ++i) {
+    if ((bytes[i] & 0x7f) != 0x7f) bytes[i] = static_cast<char>(bytes[i] ^ 0x80);
+  }
+  std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << bytes;
+  const auto again = Pack(source, 0, options, files);
+  EXPECT_EQ(again.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(again.status().message(), HasSubstr("differ from"));
+  EXPECT_FALSE(fs::exists(ManifestPath(packed->path)));
+}
+
 TEST(Pack, CompatFilesOfBothSplitsAreReadFromTheirHeaders) {
   const Source source(500);
   for (const CompatSplit split : {CompatSplit::kColumns, CompatSplit::kEqualRows}) {
-    TempDir out;
+    OutDir out;
     for (int layer = 0; layer < 2; ++layer) {
       std::vector<std::string> paths;
       for (int rank = 0; rank < 2; ++rank) {
@@ -208,7 +268,7 @@ TEST(Pack, CompatFilesOfBothSplitsAreReadFromTheirHeaders) {
 
 TEST(Pack, CompatFilesOfTwoSplitsInOneDirectoryAndWrongHeadersAreRefused) {
   const Source source(200);
-  TempDir out;
+  OutDir out;
   const NativeTable& table = *source.tables[0];
   const EngramShape& shape = source.hasher->shape();
   const LayerHash& layer = source.hasher->layer(0);
@@ -292,13 +352,13 @@ TEST(Pack, KilledAtTwoHundredPoints) {
   SeededRng rng(seed);
   // Two extents of 16 MiB, each journalled by itself.
   const Source source(5400);
-  TempDir reference_dir;
+  OutDir reference_dir;
   PackFiles files;
   const auto reference = Pack(source, 0, Options(source, reference_dir.path(), 0, 1), files);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const std::string want = Content(reference->path);
   KillingFiles counter(INT64_MAX, false);
-  TempDir count_dir;
+  OutDir count_dir;
   ASSERT_TRUE(Pack(source, 0, Options(source, count_dir.path(), 0, 1), counter).ok());
   const int64_t operations = INT64_MAX - counter.left();
 
@@ -307,7 +367,7 @@ TEST(Pack, KilledAtTwoHundredPoints) {
   int refused = 0;
   int wrong = 0;
   while (kills < 200) {
-    TempDir out;
+    OutDir out;
     const PackOptions options = Options(source, out.path(), 0, 1);
     // One to three kills before the run that may finish.
     int killed_here = 0;
@@ -365,14 +425,14 @@ class FailingFiles : public PackFiles {
 
 TEST(Pack, AFullDiskOrAnErrorAtAnyOperationIsReportedAndTheNextRunFinishes) {
   const Source source(1500);
-  TempDir reference_dir;
+  OutDir reference_dir;
   PackFiles files;
   const auto reference = Pack(source, 0, Options(source, reference_dir.path(), 0, 2), files);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const std::string want = Content(reference->path);
   int failures = 0;
   for (int64_t at = 1; at < 100; ++at) {
-    TempDir out;
+    OutDir out;
     const PackOptions options = Options(source, out.path(), 0, 2);
     FailingFiles failing(at, at % 2 == 0 ? absl::ResourceExhaustedError("no space left")
                                          : absl::DataLossError("Input/output error"));
@@ -392,7 +452,7 @@ TEST(Pack, DamagedSourceStopsThePackerAndNamesTheRow) {
   const std::string whole = Content(path);
   PackFiles files;
   {
-    TempDir out;
+    OutDir out;
     std::string bytes = whole;
     bytes[source.tables[0]->weight_offset() + 1234 * 256 + 17] = static_cast<char>(0xff);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
@@ -401,7 +461,7 @@ TEST(Pack, DamagedSourceStopsThePackerAndNamesTheRow) {
     EXPECT_FALSE(fs::exists(out.path() + "/engram-l01.n0of1.all.egp"));
   }
   {
-    TempDir out;
+    OutDir out;
     std::ofstream(path, std::ios::binary | std::ios::trunc) << whole.substr(0, whole.size() / 2);
     EXPECT_FALSE(Pack(source, 0, Options(source, out.path(), 0, 1), files).ok());
   }
@@ -409,7 +469,7 @@ TEST(Pack, DamagedSourceStopsThePackerAndNamesTheRow) {
 
 TEST(Pack, TwoPackersOfOneFile) {
   const Source source(300);
-  TempDir out;
+  OutDir out;
   PackOptions options = Options(source, out.path(), 0, 1);
   PackFiles files;
   absl::Status second;
@@ -454,7 +514,7 @@ Flips FlipJournal() {
 TEST(Pack, EveryFlippedBitIsCaught) {
   SeededRng rng(TestSeed(41));
   const Source source(300);
-  TempDir out;
+  OutDir out;
   PackFiles files;
   const PackOptions options = Options(source, out.path(), 0, 2);
   const auto packed = Pack(source, 0, options, files);

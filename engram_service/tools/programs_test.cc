@@ -3,7 +3,6 @@
 // its flags describe; pack_rows on a file system that is full says so and goes on when it is not.
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -24,6 +23,7 @@
 #include "boost/json.hpp"
 #include "common/safetensors.h"
 #include "common/status_macros.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/store/native_table.h"
 #include "engram_service/store/row_table_writer.h"
@@ -64,12 +64,6 @@ std::string Content(const fs::path& path) {
 
 class ProgramsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "engram_tools_XXXXXX").string();
-    dir_ = mkdtemp(name.data());
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   // A checkpoint of two tables in `name`.
   std::string Synth(const std::string& name, const std::string& more = "--mib 6 --heads 4") {
     const std::string out = (dir_ / name).string();
@@ -109,7 +103,7 @@ class ProgramsTest : public ::testing::Test {
     std::ofstream(dir / "tokenizer.json") << "{}";
   }
 
-  fs::path dir_;
+  TempDir dir_;
 };
 
 TEST_F(ProgramsTest, SlimKeepsTheTablesAndNothingElse) {
@@ -170,7 +164,7 @@ TEST_F(ProgramsTest, SlimRefusesWhatItCannotDo) {
   EXPECT_EQ(RunTool("slim_engram").code, 78);
   EXPECT_EQ(RunTool("slim_engram --from " + from.string()).code, 78);
   EXPECT_EQ(RunTool("slim_engram --frm x --out y").code, 78);
-  const Ran nothing = RunTool("slim_engram --from " + dir_.string() + " --out " + out);
+  const Ran nothing = RunTool("slim_engram --from " + dir_.path() + " --out " + out);
   EXPECT_EQ(nothing.code, 65);
   EXPECT_THAT(nothing.output, HasSubstr("model.safetensors.index.json"));
   const std::string index = Content(from / "model.safetensors.index.json");

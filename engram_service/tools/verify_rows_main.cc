@@ -15,9 +15,9 @@
 #include "common/status_macros.h"
 #include "engram_service/read/table_set.h"
 #include "engram_service/store/native_table.h"
+#include "engram_service/store/packed_scrub.h"
 #include "engram_service/store/packed_table.h"
 #include "engram_service/store/row_range_reader.h"
-#include "engram_service/store/row_table_writer.h"
 #include "engram_service/tools/tool_flags.h"
 
 namespace twinspark::engram {
@@ -109,8 +109,8 @@ absl::Status VerifyLayer(const TableSet& set,
                      ScrubPackedFile(
                          table.file(0), packed->layout(), packed->extents(),
                          [](const std::string& text) { fprintf(stderr, "%s\n", text.c_str()); },
-                         [&](const PackProgress& p) {
-                           line.Update("scrub", p.bytes_done, p.bytes_total, false);
+                         [&](const ScrubProgress& p) {
+                           line.Update("scrub", p.extents_done, p.extents_total, false);
                          }));
     if (findings > 0) {
       return absl::DataLossError(absl::StrCat(table.path(), ": ", findings, " findings"));

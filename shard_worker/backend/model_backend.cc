@@ -129,7 +129,6 @@ RowConnector RowServiceConnector() {
               absl::StrCat("row service of rank ", group.rank, " at ", group.engram_endpoint, ": ",
                            std::string(client.status().message())));
         }
-        *last = {group.model_dir, (*client)->content()};
         RowConnection connection;
         RowClient* raw = client->get();
         connection.source = *std::move(client);
@@ -141,11 +140,16 @@ RowConnector RowServiceConnector() {
           facts.tier = state.tier;
           facts.table_digest = state.hash_digest;
           facts.errors = state.errors;
+          facts.overloaded = state.overloaded;
           facts.requests = state.requests;
           facts.last_error = state.last_error;
           return facts;
         };
         connection.check = [raw] { return raw->CheckAlive(); };
+        connection.samples = raw->content().row_samples;
+        connection.accepted = [last, content = raw->content(), model_dir = group.model_dir] {
+          *last = {model_dir, content};
+        };
         return connection;
       };
 }
@@ -365,46 +369,19 @@ absl::Status ModelBackend::ConnectGroup(const GroupConfig& config) {
   return absl::OkStatus();
 }
 
-// One fixed-size record per rank goes round: whatever must be equal and is not is named with both
-// values.
-absl::Status ModelBackend::CompareRanks(const GroupConfig& config, const LoadReport& report) {
+// Ranks measure costs together or not at all: one that has none yet makes all of them measure.
+absl::Status ModelBackend::CompareWithRanks(const LoadReport& report) {
   if (communicator_ == nullptr) return absl::OkStatus();
-  const std::vector<std::pair<const char*, std::string>> facts = {
+  const std::vector<RankFact> facts = {
       {"build", BuildId()},
       {"config digest", report.config_digest},
       {"weights digest", report.weights_digest},
       {"digest of replicated weights", report.replicated_digest},
       {"SIMD target", report.simd_target},
   };
-  constexpr size_t kFieldBytes = 96;
-  std::vector<char> mine(facts.size() * kFieldBytes);
-  for (size_t i = 0; i < facts.size(); ++i) {
-    std::memcpy(&mine[i * kFieldBytes], facts[i].second.data(),
-                std::min(facts[i].second.size(), kFieldBytes - 1));
-  }
-  std::vector<char> all(mine.size() * static_cast<size_t>(config.world));
-  RETURN_IF_ERROR(communicator_->AllGather(std::as_bytes(std::span<const char>(mine)),
-                                           std::as_writable_bytes(std::span<char>(all))));
-  for (int rank = 0; rank < config.world; ++rank) {
-    for (size_t i = 0; i < facts.size(); ++i) {
-      const char* theirs = &all[static_cast<size_t>(rank) * mine.size() + i * kFieldBytes];
-      if (std::strcmp(theirs, &mine[i * kFieldBytes]) == 0) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat(facts[i].first, " differs: rank ", config.rank, " has ",
-                       &mine[i * kFieldBytes], ", rank ", rank, " has ", theirs));
-    }
-  }
-  // The sum must be right and the same everywhere before a model depends on it. It also tells
-  // whether any rank has yet to measure: they measure together or not at all.
-  std::vector<float> sum = {static_cast<float>(config.rank + 1), 0.5f,
-                            costs_.empty() ? 1.0f : 0.0f};
-  RETURN_IF_ERROR(communicator_->AllReduceSum(sum));
-  if (sum[2] != 0) costs_.clear();
-  const float expected = static_cast<float>(config.world * (config.world + 1) / 2);
-  if (sum[0] != expected || sum[1] != 0.5f * static_cast<float>(config.world)) {
-    return absl::AbortedError(
-        absl::StrCat("self-test of the group: the sum is ", sum[0], ", expected ", expected));
-  }
+  RETURN_IF_ERROR(CompareFacts(*communicator_, facts));
+  ASSIGN_OR_RETURN(const bool measure, TestGroup(*communicator_, costs_.empty()));
+  if (measure) costs_.clear();
   return absl::OkStatus();
 }
 
@@ -412,7 +389,7 @@ absl::StatusOr<std::vector<StepCost>> ModelBackend::Join(const GroupConfig& conf
                                                          const LoadReport& report) {
   CHECK(model_ != nullptr);
   RETURN_IF_ERROR(ConnectGroup(config));
-  RETURN_IF_ERROR(CompareRanks(config, report));
+  RETURN_IF_ERROR(CompareWithRanks(report));
   if (!model_->config().engram_layer_ids.empty()) {
     ASSIGN_OR_RETURN(
         RowConnection connection,
@@ -427,7 +404,12 @@ absl::StatusOr<std::vector<StepCost>> ModelBackend::Join(const GroupConfig& conf
     return aborted_.load(std::memory_order_relaxed) ? AbortedNow() : absl::OkStatus();
   });
   // Both ranks get here together, with their row services: only now may a wait be short.
-  if (communicator_ != nullptr) RETURN_IF_ERROR(communicator_->Barrier());
+  if (communicator_ != nullptr) {
+    RETURN_IF_ERROR(communicator_->Barrier());
+    RETURN_IF_ERROR(
+        CompareRowSamples(*communicator_, rows_.samples, model_->config().engram_layer_ids));
+  }
+  if (rows_.accepted != nullptr) rows_.accepted();
   RETURN_IF_ERROR(model_->BeginEpoch(communicator_.get(), watched_rows_.get()));
   if (options_.measure_costs && costs_.empty()) {
     ASSIGN_OR_RETURN(costs_, MeasureCosts(*this, report.granted, report.model.vocab_size,

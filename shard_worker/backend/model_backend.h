@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/thread_pool.h"
+#include "shard_worker/backend/compare_ranks.h"
 #include "shard_worker/backend/memory_plan.h"
 #include "shard_worker/backend/watched.h"
 #include "shard_worker/model/model.h"
@@ -24,6 +25,8 @@ struct RowConnection {
   std::unique_ptr<RowSource> source;
   std::function<RowServiceFacts()> facts;  // thread-safe; valid as long as the source
   std::function<absl::Status()> check;     // whether it still lives; may be empty
+  RowSamples samples;                      // of the whole tables, to compare with other ranks
+  std::function<void()> accepted;          // the epoch will use these rows; may be empty
 };
 using RowConnector = std::function<absl::StatusOr<RowConnection>(
     const ModelConfig& model, const GroupConfig& group, int max_step_rows)>;
@@ -83,7 +86,7 @@ class ModelBackend : public WorkerBackend {
                                       const LoadObserver& observer);
   void FillReport(LoadReport& report) const;
   absl::Status ConnectGroup(const GroupConfig& config);
-  absl::Status CompareRanks(const GroupConfig& config, const LoadReport& report);
+  absl::Status CompareWithRanks(const LoadReport& report);
   absl::Status FlipCachedRow(const Fault& fault, std::string& what);
 
   const Options options_;

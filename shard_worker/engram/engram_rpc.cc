@@ -75,7 +75,8 @@ absl::StatusOr<EngramHello> EngramRpc::Hello(const std::string& client) const {
                             layer.num_rows(),
                             {layer.columns().begin(), layer.columns().end()},
                             layer.content_digest(),
-                            {layer.files().begin(), layer.files().end()}});
+                            {layer.files().begin(), layer.files().end()},
+                            {layer.row_samples().begin(), layer.row_samples().end()}});
   }
   hello.row_weight_bytes = static_cast<int>(reply.row_weight_bytes());
   hello.row_scale_bytes = static_cast<int>(reply.row_scale_bytes());

@@ -22,6 +22,8 @@ struct EngramHello {
     std::vector<int> columns;
     std::string content_digest;
     std::vector<std::string> files;  // what they were when the service opened them, for errors
+    // By column of the whole table: digest of sampled rows, empty where the service knows none.
+    std::vector<std::string> row_samples;
   };
   std::string build_id;
   uint64_t service_epoch = 0;

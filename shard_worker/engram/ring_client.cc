@@ -123,6 +123,10 @@ uint32_t RingClient::service_state() const {
   return LoadState(shared_header().service_state);
 }
 
+bool RingClient::service_overloaded() const {
+  return LoadState(shared_header().overloaded) != 0;
+}
+
 absl::StatusOr<std::unique_ptr<RingClient>> RingClient::Attach(const std::string& socket_name,
                                                                RowAttachRequest request,
                                                                const RingClientLimits& limits) {

@@ -70,6 +70,8 @@ class RingClient {
   Timings last_timings() const { return timings_; }
   // State word of the service's header.
   uint32_t service_state() const;
+  // Whether the service says that bulk requests wait too long.
+  bool service_overloaded() const;
 
  private:
   struct Mapping;

@@ -150,6 +150,7 @@ absl::StatusOr<std::unique_ptr<RowClient>> RowClient::Connect(const ModelConfig&
   for (const EngramHello::Layer& layer : hello.layers) {
     content.layer_files.push_back(layer.files);
     content.layer_digests.push_back(layer.content_digest);
+    content.row_samples.push_back(layer.row_samples);
   }
   ASSIGN_OR_RETURN(content.canary, transport.rpc->Canary());
   if (options.expected.has_value()) {
@@ -250,7 +251,9 @@ absl::Status RowClient::CheckAlive() {
 
 RowClientState RowClient::state() const {
   const std::lock_guard lock(mutex_);
-  return state_;
+  RowClientState state = state_;
+  state.overloaded = transport_->ring != nullptr && transport_->ring->service_overloaded();
+  return state;
 }
 
 }  // namespace twinspark

@@ -29,6 +29,7 @@ struct RowContent {
   std::vector<std::string> layer_digests;  // EngramHello::Layer::content_digest
   std::string canary;
   std::vector<std::vector<std::string>> layer_files;  // EngramHello::Layer::files; not compared
+  std::vector<std::vector<std::string>> row_samples;  // by layer and column; for the other ranks
 
   bool operator==(const RowContent& other) const {
     return model_digest == other.model_digest && layer_digests == other.layer_digests &&
@@ -61,6 +62,7 @@ struct RowClientState {
   uint64_t wait_us_max = 0;
   uint64_t hints = 0;  // given to the service
   uint64_t errors = 0;
+  bool overloaded = false;  // the service says that bulk requests wait too long there
   std::string last_error;
 };
 

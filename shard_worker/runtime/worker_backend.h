@@ -106,6 +106,7 @@ struct RowServiceFacts {
   std::string last_error;
   uint64_t errors = 0;
   uint64_t requests = 0;
+  bool overloaded = false;  // bulk requests wait too long there
 };
 
 // Time of one step shape, measured in Join.

@@ -71,6 +71,7 @@ void WriteRowService(const RowServiceFacts& facts, proto::RowServiceStatus* wire
   wire->set_requests(facts.requests);
   wire->set_last_error(facts.last_error);
   wire->set_table_digest(facts.table_digest);
+  wire->set_overloaded(facts.overloaded);
 }
 
 }  // namespace

@@ -241,6 +241,53 @@ def test_a_row_service_with_another_token_map(tmp_path):
         assert_workers_idle(cluster)
 
 
+def with_other_rows(tmp_path):
+    """A copy of the model whose tables have the same shape and other rows: a sign is flipped in each byte that may have one."""
+    model = copy_of_the_model(tmp_path)
+    weight_map = json.loads(next(model.glob("*.index.json")).read_text())["weight_map"]
+    tables = {weight_map[name] for name in weight_map if ".engram.embed." in name}
+    for table in tables:
+        data = (model / table).read_bytes()
+        length = 8 + int.from_bytes(data[:8], "little")
+        tensors = json.loads(data[8:length])
+        other = bytearray(data)
+        for name, tensor in tensors.items():
+            if ".engram.embed.weight" in name:
+                begin, end = (length + offset for offset in tensor["data_offsets"])
+                other[begin:end] = bytes(byte if byte & 0x7F == 0x7F else byte ^ 0x80 for byte in data[begin:end])
+        (model / table).write_bytes(other)
+    return model
+
+
+def packed(model, rank, out):
+    subprocess.run([f"{BIN}/pack_rows", "--model-dir", str(model), "--out", str(out), "--rank", str(rank), "--world", "2"], check=True, capture_output=True)
+    return ["--engram-packed-dir", str(out)]
+
+
+@pytest.mark.parametrize("tiers", ["native native", "packed native", "native packed", "packed packed"])
+def test_a_row_service_with_another_table_of_the_same_shape(tmp_path, tiers):
+    """Each service finds its own table right; only together do the ranks see that there are two."""
+    model = with_other_rows(tmp_path)
+    tiers = tiers.split()
+    with FiveProcesses(tmp_path) as cluster:
+        cluster.engrams[1].flags[1] = str(model)
+        for rank, source in enumerate([MODEL_DIR, model]):
+            if tiers[rank] == "packed":
+                cluster.engrams[rank].flags += packed(source, rank, tmp_path / f"packed-{rank}")
+        cluster.start(wait=False)
+        ends(cluster.gateway, 64, "row digest differs between the Engram tables: layer 1 column 0", "rank 0 has [0-9a-f]{16}", "rank 1 has [0-9a-f]{16}")
+        assert_workers_idle(cluster)
+
+
+def test_tables_of_one_checkpoint_agree_in_every_format(tmp_path):
+    """The same rows, packed on one rank: a start as any other."""
+    with FiveProcesses(tmp_path) as cluster:
+        cluster.engrams[1].flags += packed(MODEL_DIR, 1, tmp_path / "packed")
+        cluster.start()
+        assert "tier=packed" in cluster.workers[1].log() and "tier=native" in cluster.workers[0].log()
+        assert cluster.health()[0] == 200
+
+
 def test_a_row_service_with_a_damaged_table(tmp_path):
     model = copy_of_the_model(tmp_path)
     weight_map = json.loads(next(model.glob("*.index.json")).read_text())["weight_map"]

@@ -3,7 +3,6 @@
 #include "shard_worker/engram/row_client.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -23,6 +22,7 @@
 #include "common/rpc/grpc_channel.h"
 #include "common/rpc/grpc_server.h"
 #include "common/status_macros.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/read/local_rows.h"
 #include "engram_service/service/engram_service.h"
 #include "engram_service/service/table_watch.h"
@@ -189,11 +189,10 @@ TEST_F(RowClientTest, ReloadEndsTheAttachmentAndTheNextOneWorks) {
 class ChangedTablesTest : public RowClientTest {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "engram_XXXXXX").string();
-    dir_ = mkdtemp(name.data());
-    std::filesystem::copy(TWINSPARK_DEMO_MODEL, dir_, std::filesystem::copy_options::recursive);
+    std::filesystem::copy(TWINSPARK_DEMO_MODEL, dir_.path(),
+                          std::filesystem::copy_options::recursive);
     engram::ServingOptions options;
-    options.tables = {dir_, "", 0, 2};
+    options.tables = {dir_.path(), "", 0, 2};
     options.cache_gib = 1.0 / 64;
     StartService(options);
     table_ = service_->serving()->tables().table(0).path();
@@ -201,7 +200,6 @@ class ChangedTablesTest : public RowClientTest {
   void TearDown() override {
     reference_.reset();
     RowClientTest::TearDown();
-    std::filesystem::remove_all(dir_);
   }
   static std::string Content(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
@@ -228,7 +226,7 @@ class ChangedTablesTest : public RowClientTest {
     return absl::OkStatus();
   }
 
-  std::string dir_;
+  TempDir dir_;
   std::string table_;
 };
 
@@ -298,7 +296,7 @@ TEST_F(ChangedTablesTest, AnOldTimeOfModificationDoesNotHideAChange) {
   const std::vector<std::function<void()>> changes = {
       write_one_byte,
       [&] { std::filesystem::permissions(table_, std::filesystem::perms::owner_read); },
-      [&] { std::filesystem::create_hard_link(table_, dir_ + "/link"); },
+      [&] { std::filesystem::create_hard_link(table_, dir_.path() + "/link"); },
   };
   for (const auto& change : changes) {
     options_.expected.reset();
@@ -322,7 +320,7 @@ TEST_F(ChangedTablesTest, AReplacedFileIsSaidAndNotMixedIn) {
   auto client = RowClient::Connect(config_, options_);
   ASSERT_TRUE(client.ok()) << client.status();
   options_.expected = (*client)->content();
-  const std::string old_path = dir_ + "/old";
+  const std::string old_path = dir_.path() + "/old";
   std::filesystem::rename(table_, old_path);
   std::filesystem::copy_file(old_path, table_);
   WriteOtherRows();
