@@ -37,6 +37,9 @@ struct SchedulerConfig {
   double chunk_target_ms = limits::kChunkTargetMs;  // a bulk chunk with nobody decoding
   double busy_chunk_target_ms = 100;                // beside decoding sequences
   double decode_share = 0.5;  // of the time, while both decoding and bulk prefill want it
+  // An op that only closes sequences waits so long for company: it costs every process as much as a
+  // round, and nobody waits for it.
+  int64_t close_wait_us = 0;
 };
 
 // What the workers of one epoch granted.
@@ -105,8 +108,12 @@ class Scheduler {
   // Ends a sequence, if it is still there: an event now, its slot and pages free in the next op.
   void End(SequenceId id, EndReason reason);
 
-  // The next op, if one can be sent now. Call again after Add, End and Apply until it has none.
+  // The next op, if one can be sent now. Call again after Add, End and Apply until it has none, and
+  // at close_due_us().
   std::optional<StepPlan> NextStep(int64_t now_us);
+
+  // When closes that wait for company will have waited long enough; 0: none wait.
+  int64_t close_due_us() const { return close_due_us_; }
 
   // The result of the oldest op in flight. An error means that it does not answer that op: the
   // workers are wrong, end the epoch.
@@ -175,6 +182,7 @@ class Scheduler {
   };
 
   // Parts of NextStep, in its order.
+  bool ClosesWait(int64_t now_us);
   void PlanWork(int64_t now_us, StepPlan& plan, OpInFlight& op);
   bool MayRunAhead(const Sequence& sequence) const;
   bool MapRoundPages(std::vector<Sequence*>& candidates,
@@ -218,7 +226,8 @@ class Scheduler {
   std::vector<Sequence*> active_;       // with a slot, in order of arrival
   std::vector<SequenceId> slot_owner_;  // 0 = free
   std::vector<int> pending_closes_;     // slots whose CloseSequence goes into the next op
-  std::deque<OpInFlight> in_flight_;    // at most limits::kMaxOpsInFlight
+  int64_t close_due_us_ = 0;
+  std::deque<OpInFlight> in_flight_;  // at most limits::kMaxOpsInFlight
   std::vector<SequenceEvent> events_;
   SchedulerCounters counters_;
   SequenceId last_sequence_id_ = 0;

@@ -74,6 +74,35 @@ TEST_F(SchedulerTest, FirstOpOpensMapsAndPrefills) {
   EXPECT_GE(plan.deadline_ms, 2000u);
 }
 
+// The next request takes the close of the last one along; without one it is sent when it is due.
+TEST_F(SchedulerTest, ClosesWaitForCompany) {
+  config_.close_wait_us = 5000;
+  Start();
+  const SequenceId first = Add(Spec(10, 1));
+  ASSERT_TRUE(driver_->Send());
+  ASSERT_TRUE(driver_->Receive());
+  ExpectRight(first);
+  EXPECT_FALSE(driver_->Send());
+  EXPECT_EQ(driver_->scheduler.close_due_us(), driver_->now_us + 5000);
+  EXPECT_EQ(driver_->scheduler.pages_used(), 0) << "free for others at once";
+  driver_->now_us += 4999;
+  EXPECT_FALSE(driver_->Send());
+  Add(Spec(10, 1));
+  ASSERT_TRUE(driver_->Send());
+  ASSERT_GE(driver_->last_plan.controls.size(), 2u);
+  EXPECT_TRUE(std::holds_alternative<CloseSequence>(driver_->last_plan.controls[0]));
+  EXPECT_TRUE(std::holds_alternative<OpenSequence>(driver_->last_plan.controls[1]));
+  EXPECT_EQ(driver_->scheduler.close_due_us(), 0);
+  ASSERT_TRUE(driver_->Receive());
+  EXPECT_FALSE(driver_->Send());
+  driver_->now_us += 5000;
+  ASSERT_TRUE(driver_->Send());
+  ASSERT_EQ(driver_->last_plan.controls.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<CloseSequence>(driver_->last_plan.controls[0]));
+  ASSERT_TRUE(driver_->Receive());
+  EXPECT_TRUE(driver_->scheduler.empty());
+}
+
 TEST_F(SchedulerTest, RunsOneRoundAhead) {
   Start();
   const SequenceId id = Add(Spec(10, 100));

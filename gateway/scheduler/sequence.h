@@ -56,8 +56,10 @@ struct Sequence {
   bool reports_prompt_logprobs = false;  // it was opened with the wish
   bool previous_is_round = false;        // the op in flight is a Round: its length is not known yet
 
-  int32_t num_emitted() const { return static_cast<int32_t>(ids.size()) - num_prompt_ids; }
-  int32_t num_remaining() const { return max_total_ids - static_cast<int32_t>(ids.size()); }
+  int32_t num_ids() const { return static_cast<int32_t>(ids.size()); }
+  int32_t num_pages() const { return static_cast<int32_t>(pages.size()); }
+  int32_t num_emitted() const { return num_ids() - num_prompt_ids; }
+  int32_t num_remaining() const { return max_total_ids - num_ids(); }
 };
 
 }  // namespace twinspark::gateway
