@@ -143,19 +143,28 @@ bool BpeModel::EncodeLong(std::string_view piece,
   };
   std::vector<Window> done;
   std::vector<int32_t> found;
+  // A long run of one character is the same window and the same border again and again. Such runs
+  // have the fewest ids per byte, so a budget of ids lets more of them through than of anything.
+  std::string_view found_in;
+  std::pair<int32_t, int32_t> stood_together = {-1, -1};
   size_t begin = 0;
   size_t num_bytes = window_bytes;
   while (begin < piece.size()) {
     if (!budget.Allows(ids->size())) return false;
     const std::string_view window = piece.substr(begin, num_bytes);
     const bool is_last = begin + window.size() == piece.size();
-    found.clear();
-    EncodeWhole(window, &found);
-    if (!done.empty()) {
+    if (window != found_in) {
+      found.clear();
+      EncodeWhole(window, &found);
+      found_in = window;
+    }
+    if (!done.empty() && stood_together != std::pair(ids->back(), found.front())) {
       const size_t before = NumBytes(ids->back());
       const std::string_view joined =
           piece.substr(begin - before, before + NumBytes(found.front()));
+      stood_together = {ids->back(), found.front()};
       if (!StandTogether(ids->back(), found.front(), joined)) {
+        stood_together = {-1, -1};
         const Window back = done.back();
         done.pop_back();
         ids->resize(back.num_ids);
