@@ -15,10 +15,10 @@
 #include "absl/strings/str_format.h"
 
 #include "common/exit_codes.h"
-#include "common/file_util.h"
 #include "tests/load/cluster_probe.h"
 #include "tests/load/load_generator.h"
 #include "tests/load/process_stats.h"
+#include "tests/load/run_dir.h"
 
 namespace twinspark {
 namespace {
@@ -30,8 +30,11 @@ constexpr char kUsage[] =
     "[--seed N] [--json]\n"
     "  --streams N      closed loop: N requests at any time (default 1)\n"
     "  --rate R         open loop: R arrivals per second\n"
-    "  --run-dir DIR    the run folder of a local cluster: its processes' CPU and memory are "
-    "reported too\n"
+    "  --run-dir DIR    the run folder of a local cluster: its gateway is asked, and its "
+    "processes' CPU and\n"
+    "                   memory are reported too\n"
+    "  --url U          the gateway to ask (default: the run folder's, else "
+    "http://127.0.0.1:8888)\n"
     "  --prompt-words N puts some N words before the question\n"
     "  --mixed          draws prompt, n, length, sampling, stops, logprobs, stream or not\n"
     "  --disconnects S  share of the requests whose client vanishes within 0.4 s\n"
@@ -57,6 +60,7 @@ const char* const kQuestions[] = {"tell me a story", "count from 1 to 30", "writ
 
 struct Arguments {
   LoadOptions load;
+  std::string url;
   std::string run_dir;
   int64_t prompt_words = 0;
   bool json = false;
@@ -65,7 +69,7 @@ struct Arguments {
 bool ParseOne(const std::string& flag, const std::string& value, Arguments& arguments) {
   LoadOptions& load = arguments.load;
   int64_t seed = 0;
-  if (flag == "--url") return load.url = value, !value.empty();
+  if (flag == "--url") return arguments.url = value, !value.empty();
   if (flag == "--run-dir") return arguments.run_dir = value, !value.empty();
   if (flag == "--streams") return absl::SimpleAtoi(value, &load.streams) && load.streams > 0;
   if (flag == "--rate") return absl::SimpleAtod(value, &load.rate) && load.rate > 0;
@@ -94,15 +98,6 @@ boost::json::object Quantiles(std::vector<double> samples) {
           {"p90", Percentile(samples, 0.9)},
           {"p99", Percentile(samples, 0.99)},
           {"n", samples.size()}};
-}
-
-pid_t SupervisorOf(const std::string& run_dir) {
-  const auto text = ReadFile(run_dir + "/cluster.json", 1 << 16);
-  if (!text.ok()) return 0;
-  boost::system::error_code error;
-  const boost::json::value json = boost::json::parse(*text, error);
-  const auto* pid = error ? nullptr : json.find_pointer("/supervisor_pid", error);
-  return pid == nullptr ? 0 : pid->to_number<pid_t>();
 }
 
 double MeanMs(const std::vector<double>& samples) {
@@ -287,17 +282,22 @@ int Main(int argc, char** argv) {
   for (const char* question : kQuestions)
     arguments.load.prompts.push_back(MakePrompt(question, arguments.prompt_words));
   std::vector<ProcessStats> before;
-  const pid_t supervisor = arguments.run_dir.empty() ? 0 : SupervisorOf(arguments.run_dir);
+  RunDir run;
   if (!arguments.run_dir.empty()) {
-    auto stats = ReadClusterStats(supervisor);
-    if (!stats.ok()) {
-      std::cerr << "bench_cluster: " << arguments.run_dir << ": " << stats.status().message()
-                << "\n";
+    const auto refuse = [](const absl::Status& status) {
+      std::cerr << "bench_cluster: " << status.message() << "\n";
       return kExitUnavailable;
-    }
+    };
+    const auto read = ReadRunDir(arguments.run_dir);
+    if (!read.ok()) return refuse(read.status());
+    run = *read;
+    auto stats = ReadClusterStats(run.supervisor);
+    if (!stats.ok()) return refuse(stats.status());
     before = *stats;
+    arguments.load.url = run.url;
   }
-  return Run(arguments, supervisor, before);
+  if (!arguments.url.empty()) arguments.load.url = arguments.url;
+  return Run(arguments, run.supervisor, before);
 }
 
 }  // namespace
