@@ -17,6 +17,7 @@ namespace twinspark::gateway {
 // What a server lets a request ask for; part of OpenAiOptions.
 struct FieldLimits {
   int32_t vocab_size = 0;
+  int32_t max_context = 0;  // prompt + output; 0: no model yet
   double default_temperature = 1.0;
   double default_top_p = 0.95;
 };

@@ -83,11 +83,16 @@ void ReadPrompts(FieldReader& reader,
   }
 }
 
-// Keeps the last tokens of each prompt; -1 stands for the context limit, which is checked later.
-void Truncate(FieldReader& reader, const TextModel& text, std::vector<JobPrompt>* prompts) {
-  const std::optional<int64_t> keep =
-      reader.Integer("truncate_prompt_tokens", -1, limits::kMaxContext);
+// Keeps the last tokens of each prompt; -1 stands for as many as the context has room for beside
+// `max_tokens` of output.
+void Truncate(FieldReader& reader,
+              const TextModel& text,
+              int64_t max_context,
+              int64_t max_tokens,
+              std::vector<JobPrompt>* prompts) {
+  std::optional<int64_t> keep = reader.Integer("truncate_prompt_tokens", -1, limits::kMaxContext);
   if (keep == 0) reader.Fail("truncate_prompt_tokens", "`truncate_prompt_tokens` must not be 0.");
+  if (keep == -1) keep = max_context - std::max<int64_t>(max_tokens, 1);
   if (!keep.has_value() || *keep < 1) return;
   for (JobPrompt& prompt : *prompts) {
     if (prompt.is_cut || prompt.ids.size() <= static_cast<size_t>(*keep)) continue;
@@ -149,7 +154,7 @@ CompletionRequest ReadCompletionRequest(const Json& body,
   if (best_of.has_value() && *best_of != request.common.num_choices) {
     reader.Fail("best_of", "`best_of` is only supported when it equals `n`.");
   }
-  Truncate(reader, text, &request.prompts);
+  Truncate(reader, text, limits.max_context, max_tokens, &request.prompts);
   request.echo_logprobs = echo && logprobs.has_value();
   request.num_prompt_logprobs = sampling.num_prompt_logprobs;
   if (request.echo_logprobs) {

@@ -46,6 +46,59 @@ int64_t PromptEntriesPerId(const JobOptions& job) {
   return entries;
 }
 
+// Whether the choices can ever wait and run together.
+bool FitsQueue(const JobOptions& job, const EngineLimits& engine, std::optional<ApiError>* error) {
+  const int64_t most = int64_t{engine.max_queue} + engine.num_slots;
+  const auto num_prompts = static_cast<int64_t>(job.prompts.size());
+  const int64_t num_choices = num_prompts * job.common.num_choices;
+  // Not ready yet: the engine refuses the request.
+  if (engine.max_queue == 0 || num_choices <= most) return true;
+  *error = ApiError::Invalid(
+      num_prompts > most ? "prompt" : "n",
+      absl::StrCat("The request has ", num_choices, " choices (prompts x `n`), at most ", most,
+                   " can wait and run at the same time."));
+  return false;
+}
+
+bool FitsContext(const JobOptions& job,
+                 const EngineLimits& engine,
+                 std::string_view param,
+                 std::optional<ApiError>* error) {
+  const int64_t context = engine.max_context > 0 ? engine.max_context : limits::kMaxContext;
+  const int64_t entries_per_id = PromptEntriesPerId(job);
+  int64_t num_logprobs = 0;
+  for (const JobPrompt& prompt : job.prompts) {
+    const auto num_ids =
+        static_cast<int64_t>(prompt.is_cut ? prompt.num_ids_at_least : prompt.ids.size());
+    num_logprobs += num_ids * entries_per_id;
+    // Not ready yet: the engine refuses the request, whatever its length.
+    if (engine.max_context == 0 && !prompt.is_cut) continue;
+    const std::optional<int32_t> fits =
+        TokensThatFit(context, num_ids, prompt.is_cut,
+                      job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
+                      std::string(param), error);
+    if (!fits.has_value()) return false;
+    const int64_t most = job.common.max_tokens.has_value()
+                             ? *fits
+                             : std::min<int64_t>(*fits, engine.max_output_default);
+    if (job.common.sampling.min_tokens <= most || job.no_output || engine.max_output_default == 0) {
+      continue;
+    }
+    *error = ApiError::Invalid(
+        "min_tokens", absl::StrCat("`min_tokens` is ", job.common.sampling.min_tokens, ", at most ",
+                                   most, " tokens can be generated."));
+    return false;
+  }
+  if (num_logprobs <= kMaxPromptLogprobs) return true;
+  *error = ApiError::Invalid(
+      job.num_prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs",
+      absl::StrCat("The log-probabilities of the prompt would be ", num_logprobs,
+                   " entries (tokens of the prompt x ", entries_per_id,
+                   ": 1 + the most likely, in every list and choice that shows them), at most ",
+                   kMaxPromptLogprobs, " are allowed in one response."));
+  return false;
+}
+
 // Time does not depend on where the strings differ.
 bool EqualsInConstantTime(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0u : 1u;
@@ -55,84 +108,6 @@ bool EqualsInConstantTime(std::string_view a, std::string_view b) {
   }
   return difference == 0;
 }
-
-// Passes everything on to the server's exchange, and tells the metrics how the request ended.
-class ObservedExchange : public HttpExchange {
- public:
-  ObservedExchange(std::shared_ptr<HttpExchange> inner,
-                   Metrics& metrics,
-                   std::shared_ptr<std::atomic<int>> num_in_flight,
-                   std::string handler,
-                   std::string request_id,
-                   HttpHeaders cors_headers)
-      : inner_(std::move(inner)),
-        metrics_(metrics),
-        num_in_flight_(std::move(num_in_flight)),
-        handler_(std::move(handler)),
-        request_id_(std::move(request_id)),
-        cors_headers_(std::move(cors_headers)),
-        start_(std::chrono::steady_clock::now()) {
-    num_in_flight_->fetch_add(1);
-  }
-  ~ObservedExchange() override {
-    num_in_flight_->fetch_sub(1);
-    Observe();
-  }
-
-  HttpRequest& request() override { return inner_->request(); }
-  void Post(std::function<void()> task) override { inner_->Post(std::move(task)); }
-  void After(int64_t delay_ms, std::function<void()> task) override {
-    inner_->After(delay_ms, std::move(task));
-  }
-  void OnGone(std::function<void()> callback) override { inner_->OnGone(std::move(callback)); }
-  void Respond(HttpResponse response) override {
-    Decorate(&response);
-    inner_->Respond(std::move(response));
-  }
-  void StartStream(HttpResponse head, std::string keepalive) override {
-    Decorate(&head);
-    inner_->StartStream(std::move(head), std::move(keepalive));
-  }
-  void Write(std::string_view piece) override { inner_->Write(piece); }
-  void EndStream(bool close) override { inner_->EndStream(close); }
-  bool is_started() const override { return inner_->is_started(); }
-  bool is_gone() const override { return inner_->is_gone(); }
-
- private:
-  double Seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  void Decorate(HttpResponse* response) {
-    status_ = response->status;
-    response->headers.emplace_back("X-Request-Id", request_id_);
-    response->headers.emplace_back("openai-processing-ms",
-                                   absl::StrCat(static_cast<int64_t>(Seconds() * 1000)));
-    response->headers.insert(response->headers.end(), cors_headers_.begin(), cors_headers_.end());
-  }
-  void Observe() {
-    const std::string status_class = status_ == 0 ? "gone" : absl::StrCat(status_ / 100, "xx");
-    const std::string& method = inner_->request().method;  // what a client sends is no label
-    metrics_
-        .Counter("http_requests_total", "HTTP requests by handler and status class.",
-                 {{"method", method == "GET" || method == "POST" ? method : "other"},
-                  {"handler", handler_},
-                  {"status", status_class}})
-        .Increment();
-    metrics_
-        .Histogram("http_request_duration_seconds", "From a request read to its answer complete.",
-                   {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300}, {{"handler", handler_}})
-        .Observe(Seconds());
-  }
-
-  const std::shared_ptr<HttpExchange> inner_;
-  Metrics& metrics_;
-  const std::shared_ptr<std::atomic<int>> num_in_flight_;
-  const std::string handler_;
-  const std::string request_id_;
-  const HttpHeaders cors_headers_;
-  const std::chrono::steady_clock::time_point start_;
-  int status_ = 0;  // 0: the client left before an answer
-};
 
 std::string RequestIdOf(const HttpHeaders& headers) {
   const std::string* given = FindHeader(headers, "X-Request-Id");
@@ -242,13 +217,14 @@ OpenAiApi::OpenAiApi(OpenAiOptions options,
       service_(service),
       metrics_(metrics),
       created_(UnixTimeUs() / 1000000),
-      num_in_flight_(std::make_shared<std::atomic<int>>(0)),
+      http_metrics_(std::make_shared<HttpMetrics>(metrics)),
       worker_(kMaxPreparedBytes) {}
 
 // The vocabulary is the model's, once one is there: the engine checks ids against the same.
-FieldLimits OpenAiApi::CurrentFieldLimits() const {
+FieldLimits OpenAiApi::FieldLimitsOf(const EngineLimits& engine) const {
   FieldLimits limits;
-  limits.vocab_size = service_.GetStatus().limits.vocab_size;
+  limits.vocab_size = engine.vocab_size;
+  limits.max_context = engine.max_context;
   if (limits.vocab_size == 0) limits.vocab_size = text_.tokenizer->vocab_size();
   limits.default_temperature = options_.default_temperature;
   limits.default_top_p = options_.default_top_p;
@@ -264,9 +240,9 @@ void OpenAiApi::Handle(std::shared_ptr<HttpExchange> exchange) {
   const RouteInfo* route = FindRoute(request.path);
   const std::string id = RequestIdOf(request.headers);
   HttpHeaders cors_headers = CorsHeaders(request.headers);
-  const auto observed = std::make_shared<ObservedExchange>(
-      std::move(exchange), metrics_, num_in_flight_,
-      std::string(route == nullptr ? "other" : route->path), id, std::move(cors_headers));
+  const auto observed = std::make_shared<ObservedExchange>(std::move(exchange), http_metrics_,
+                                                           route == nullptr ? "other" : route->path,
+                                                           id, std::move(cors_headers));
   if (route == nullptr) {
     AnswerError(*observed,
                 ApiError::OfHttp(404, absl::StrCat("Not Found: ", Quoted(request.path), ".")));
@@ -389,7 +365,8 @@ void OpenAiApi::HandleGet(const RouteInfo& route, HttpExchange& exchange) const 
       return;
     }
     case Route::kLoad:
-      AnswerJson(exchange, absl::StrCat("{\"server_load\":", num_in_flight_->load(), "}"));
+      AnswerJson(exchange,
+                 absl::StrCat("{\"server_load\":", http_metrics_->num_in_flight.load(), "}"));
       return;
     default:
       break;
@@ -434,22 +411,25 @@ OpenAiApi::Prepared OpenAiApi::Prepare(const RouteInfo& route,
   Prepared result;
   const std::optional<Json> json = ReadBody(body, &result.error);
   if (!json.has_value()) return result;
-  const int64_t context = MaxModelLen() > 0 ? MaxModelLen() : limits::kMaxContext;
+  const EngineStatus engine = service_.GetStatus();
+  const int64_t context =
+      engine.limits.max_context > 0 ? engine.limits.max_context : int64_t{limits::kMaxContext};
   EncodeBudget budget;
   budget.max_ids = static_cast<size_t>(2 * context + kMaxIdsBeyond);
   budget.cancelled = is_gone;
   switch (route.route) {
     case Route::kChat:
-      PrepareChat(*json, request_id, budget, &result);
+      PrepareChat(*json, request_id, engine, budget, &result);
       break;
     case Route::kCompletions:
-      PrepareCompletions(*json, request_id, budget, &result);
+      PrepareCompletions(*json, request_id, engine, budget, &result);
       break;
     case Route::kTokenize:
-      result.answer = Tokenize(*json, text_, MaxModelLen(), budget, &result.error);
+      result.answer = Tokenize(*json, text_, engine.limits.max_context, budget, &result.error);
       break;
     case Route::kDetokenize:
-      result.answer = Detokenize(*json, text_, CurrentFieldLimits().vocab_size, &result.error);
+      result.answer =
+          Detokenize(*json, text_, FieldLimitsOf(engine.limits).vocab_size, &result.error);
       break;
     default:
       result.error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
@@ -472,10 +452,11 @@ void OpenAiApi::Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchang
 
 void OpenAiApi::PrepareChat(const Json& body,
                             const std::string& request_id,
+                            const EngineStatus& engine,
                             const EncodeBudget& budget,
                             Prepared* result) const {
-  ChatRequest request =
-      ReadChatRequest(body, text_, CurrentFieldLimits(), options_.model_names, &result->error);
+  ChatRequest request = ReadChatRequest(body, text_, FieldLimitsOf(engine.limits),
+                                        options_.model_names, &result->error);
   if (result->error.has_value()) return;
   const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
   if (!segments.ok()) {
@@ -483,8 +464,9 @@ void OpenAiApi::PrepareChat(const Json& body,
     return;
   }
   JobOptions job;
-  job.head = MakeHead(/*is_chat=*/true,
-                      request.common.request_id.empty() ? request_id : request.common.request_id);
+  job.head =
+      MakeHead(/*is_chat=*/true,
+               request.common.request_id.empty() ? request_id : request.common.request_id, engine);
   job.common = std::move(request.common);
   job.num_prompt_logprobs = job.common.sampling.num_prompt_logprobs;
   JobPrompt& prompt = job.prompts.emplace_back();
@@ -494,7 +476,10 @@ void OpenAiApi::PrepareChat(const Json& body,
       prompt.num_ids_at_least += text_.tokenizer->FewestIds(segment.text.size());
     prompt.num_ids_at_least = std::max(prompt.num_ids_at_least, prompt.ids.size());
   }
-  if (!FitsQueue(job, &result->error) || !FitsContext(job, "messages", &result->error)) return;
+  if (!FitsQueue(job, engine.limits, &result->error) ||
+      !FitsContext(job, engine.limits, "messages", &result->error)) {
+    return;
+  }
   if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
   if (request.echo) prompt.echo = request.continued_content;
   job.starts_in_reasoning =
@@ -507,88 +492,36 @@ void OpenAiApi::PrepareChat(const Json& body,
 
 void OpenAiApi::PrepareCompletions(const Json& body,
                                    const std::string& request_id,
+                                   const EngineStatus& engine,
                                    const EncodeBudget& budget,
                                    Prepared* result) const {
-  CompletionRequest request = ReadCompletionRequest(body, text_, CurrentFieldLimits(),
+  CompletionRequest request = ReadCompletionRequest(body, text_, FieldLimitsOf(engine.limits),
                                                     options_.model_names, budget, &result->error);
   if (result->error.has_value()) return;
   JobOptions job;
-  job.head = MakeHead(/*is_chat=*/false,
-                      request.common.request_id.empty() ? request_id : request.common.request_id);
+  job.head =
+      MakeHead(/*is_chat=*/false,
+               request.common.request_id.empty() ? request_id : request.common.request_id, engine);
   job.common = std::move(request.common);
   job.prompts = std::move(request.prompts);
   job.no_output = request.no_output;
   job.echo_logprobs = request.echo_logprobs;
   job.num_prompt_logprobs = request.num_prompt_logprobs;
-  if (FitsQueue(job, &result->error) && FitsContext(job, "prompt", &result->error)) {
+  if (FitsQueue(job, engine.limits, &result->error) &&
+      FitsContext(job, engine.limits, "prompt", &result->error)) {
     result->job = std::move(job);
   }
 }
 
-bool OpenAiApi::FitsQueue(const JobOptions& job, std::optional<ApiError>* error) const {
-  const EngineLimits engine = service_.GetStatus().limits;
-  const int64_t most = int64_t{engine.max_queue} + engine.num_slots;
-  const auto num_prompts = static_cast<int64_t>(job.prompts.size());
-  const int64_t num_choices = num_prompts * job.common.num_choices;
-  // Not ready yet: the engine refuses the request.
-  if (engine.max_queue == 0 || num_choices <= most) return true;
-  *error = ApiError::Invalid(
-      num_prompts > most ? "prompt" : "n",
-      absl::StrCat("The request has ", num_choices, " choices (prompts x `n`), at most ", most,
-                   " can wait and run at the same time."));
-  return false;
-}
-
-bool OpenAiApi::FitsContext(const JobOptions& job,
-                            std::string_view param,
-                            std::optional<ApiError>* error) const {
-  const EngineLimits engine = service_.GetStatus().limits;
-  const int64_t context = engine.max_context > 0 ? engine.max_context : limits::kMaxContext;
-  const int64_t entries_per_id = PromptEntriesPerId(job);
-  int64_t num_logprobs = 0;
-  for (const JobPrompt& prompt : job.prompts) {
-    const auto num_ids =
-        static_cast<int64_t>(prompt.is_cut ? prompt.num_ids_at_least : prompt.ids.size());
-    num_logprobs += num_ids * entries_per_id;
-    // Not ready yet: the engine refuses the request, whatever its length.
-    if (engine.max_context == 0 && !prompt.is_cut) continue;
-    const std::optional<int32_t> fits =
-        TokensThatFit(context, num_ids, prompt.is_cut,
-                      job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
-                      std::string(param), error);
-    if (!fits.has_value()) return false;
-    const int64_t most = job.common.max_tokens.has_value()
-                             ? *fits
-                             : std::min<int64_t>(*fits, engine.max_output_default);
-    if (job.common.sampling.min_tokens <= most || job.no_output || engine.max_output_default == 0) {
-      continue;
-    }
-    *error = ApiError::Invalid(
-        "min_tokens", absl::StrCat("`min_tokens` is ", job.common.sampling.min_tokens, ", at most ",
-                                   most, " tokens can be generated."));
-    return false;
-  }
-  if (num_logprobs <= kMaxPromptLogprobs) return true;
-  *error = ApiError::Invalid(
-      job.num_prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs",
-      absl::StrCat("The log-probabilities of the prompt would be ", num_logprobs,
-                   " entries (tokens of the prompt x ", entries_per_id,
-                   ": 1 + the most likely, in every list and choice that shows them), at most ",
-                   kMaxPromptLogprobs, " are allowed in one response."));
-  return false;
-}
-
-int64_t OpenAiApi::MaxModelLen() const {
-  return service_.GetStatus().limits.max_context;
-}
-
-ResponseHead OpenAiApi::MakeHead(bool is_chat, const std::string& request_id) const {
+ResponseHead OpenAiApi::MakeHead(bool is_chat,
+                                 const std::string& request_id,
+                                 const EngineStatus& engine) const {
   ResponseHead head;
   head.is_chat = is_chat;
   head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-", request_id);
   head.created = UnixTimeUs() / 1000000;
   head.model = options_.model_names.front();
-  head.fingerprint = absl::StrCat(options_.build_id, "-", service_.GetStatus().weights_digest);
+  head.fingerprint = absl::StrCat(options_.build_id, "-", engine.weights_digest);
   return head;
 }
 
@@ -599,7 +532,8 @@ std::string OpenAiApi::ModelJson(const std::string& name) const {
                   ",\"owned_by\":\"twinspark\",\"root\":");
   AppendJsonString(options_.model_root.empty() ? options_.model_names.front() : options_.model_root,
                    &out);
-  absl::StrAppend(&out, ",\"parent\":null,\"max_model_len\":", MaxModelLen(),
+  absl::StrAppend(&out,
+                  ",\"parent\":null,\"max_model_len\":", service_.GetStatus().limits.max_context,
                   ",\"permission\":[],\"capabilities\":{\"vision\":false,\"tools\":true,"
                   "\"reasoning\":true}}");
   return out;

@@ -16,6 +16,7 @@
 #include "gateway/http/http_server.h"
 #include "gateway/openai/common_fields.h"
 #include "gateway/openai/generation_job.h"
+#include "gateway/openai/observed_exchange.h"
 #include "gateway/openai/prepare_worker.h"
 #include "gateway/text/text_model.h"
 
@@ -70,12 +71,15 @@ class OpenAiApi {
                    const std::string& body,
                    const std::string& request_id,
                    const std::atomic<bool>* is_gone) const;
+  // `engine`: one look at the status for everything that a request is checked against.
   void PrepareChat(const Json& body,
                    const std::string& request_id,
+                   const EngineStatus& engine,
                    const EncodeBudget& budget,
                    Prepared* result) const;
   void PrepareCompletions(const Json& body,
                           const std::string& request_id,
+                          const EngineStatus& engine,
                           const EncodeBudget& budget,
                           Prepared* result) const;
   void Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchange);
@@ -85,22 +89,18 @@ class OpenAiApi {
   void Answer(HttpExchange& exchange, HttpResponse response) const;
   void AnswerJson(HttpExchange& exchange, std::string body, int status = 200) const;
   void AnswerError(HttpExchange& exchange, const ApiError& error) const;
-  int64_t MaxModelLen() const;
-  ResponseHead MakeHead(bool is_chat, const std::string& request_id) const;
-  FieldLimits CurrentFieldLimits() const;
-  // Whether the choices can ever wait and run together.
-  bool FitsQueue(const JobOptions& job, std::optional<ApiError>* error) const;
-  bool FitsContext(const JobOptions& job,
-                   std::string_view param,
-                   std::optional<ApiError>* error) const;
+  ResponseHead MakeHead(bool is_chat,
+                        const std::string& request_id,
+                        const EngineStatus& engine) const;
+  FieldLimits FieldLimitsOf(const EngineLimits& engine) const;
 
   const OpenAiOptions options_;
   const TextModel& text_;
   GenerateService& service_;
   Metrics& metrics_;
   const int64_t created_;
-  std::shared_ptr<std::atomic<int>> num_in_flight_;  // requests not answered yet
-  PrepareWorker worker_;                             // last: its tasks use everything above
+  const std::shared_ptr<HttpMetrics> http_metrics_;
+  PrepareWorker worker_;  // last: its tasks use everything above
 };
 
 }  // namespace twinspark::gateway

@@ -714,6 +714,26 @@ TEST_F(OpenAiApiTest, KeysLimitsAndContext) {
   EXPECT_THAT(too_large.body, HasSubstr("300"));
 }
 
+// -1: as much of the prompt's end as there is room for beside the output; k: its last k tokens.
+TEST_F(OpenAiApiTest, PromptsAreTruncatedAtTheirBeginning) {
+  engine_.status.limits.max_context = 12;
+  const std::string text = "one two three four five six seven eight nine ten eleven twelve";
+  const std::vector<int32_t> ids = Ids(text);
+  ASSERT_GT(ids.size(), 12u);
+  const auto body = [&](std::string_view more) {
+    return absl::StrCat(R"({"model":"m","max_tokens":5,"add_special_tokens":false,"prompt":")",
+                        text, "\"", std::string(more), "}");
+  };
+  EXPECT_EQ(Post("/v1/completions", body("")).status, 400);
+  ASSERT_EQ(Post("/v1/completions", body(R"(,"truncate_prompt_tokens":-1)")).status, 200);
+  EXPECT_EQ(engine_.Request(0).prompt_ids, std::vector<int32_t>(ids.end() - 7, ids.end()));
+  ASSERT_EQ(Post("/v1/completions", body(R"(,"truncate_prompt_tokens":3)")).status, 200);
+  EXPECT_EQ(engine_.Request(1).prompt_ids, std::vector<int32_t>(ids.end() - 3, ids.end()));
+  EXPECT_EQ(Post("/v1/completions", body(R"(,"truncate_prompt_tokens":8)")).status, 400);
+  EXPECT_EQ(Post("/v1/completions", body(R"(,"truncate_prompt_tokens":0)")).status, 400);
+  EXPECT_EQ(Post("/v1/completions", body(R"(,"truncate_prompt_tokens":-2)")).status, 400);
+}
+
 // More than is read on the connection's own thread.
 TEST_F(OpenAiApiTest, LargeBodies) {
   engine_.status.limits.max_context = 1 << 20;
