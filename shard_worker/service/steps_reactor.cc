@@ -7,8 +7,10 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
+#include "common/limits.h"
 #include "common/log.h"
 #include "common/rpc/grpc_status.h"
 #include "shard_worker/service/op_reader.h"
@@ -45,9 +47,13 @@ class StepsReactor final
       return;
     }
     switch (incoming_.message_case()) {
-      case proto::GatewayMessage::kOp:
-        runner->Submit(ReadOp(std::move(*incoming_.mutable_op()), bounds_));
+      case proto::GatewayMessage::kOp: {
+        std::string bytes = std::move(*incoming_.mutable_op());
+        const bool is_held = HoldRead();
+        runner->Submit(ReadOp(std::move(bytes), bounds_));
+        if (is_held) return;
         break;
+      }
       case proto::GatewayMessage::kHeartbeat:
         runner->GatewayHeard();
         break;
@@ -83,12 +89,14 @@ class StepsReactor final
     proto::WorkerMessage message;
     WriteOpResult(outcome, rank_ == 0, message.mutable_result());
     Send(std::move(message));
+    ReadOn(/*num_answered=*/1);
   }
 
   void SendHeartbeat(const Heartbeat& heartbeat) override {
     proto::WorkerMessage message;
     WriteHeartbeat(heartbeat, message.mutable_heartbeat());
     Send(std::move(message));
+    ReadOn(/*num_answered=*/0);
   }
 
   void Finish(const absl::Status& reason) override {
@@ -149,6 +157,24 @@ class StepsReactor final
     if (runner != nullptr) runner->End(absl::UnavailableError(reason));
   }
 
+  // With two ops here no third comes before a result has left. Read on with that result (or the
+  // next heartbeat), the stream acknowledges the op in the packet of the result; read on at once,
+  // it does so in a packet of its own, which wakes the gateway for nothing.
+  bool HoldRead() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    read_is_held_ = ++num_unanswered_ >= limits::kMaxOpsInFlight;
+    return read_is_held_;
+  }
+
+  void ReadOn(int num_answered) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      num_unanswered_ -= num_answered;
+      if (!std::exchange(read_is_held_, false)) return;
+    }
+    if (!runner_.load()->ending()) StartRead(&incoming_);
+  }
+
   void Send(proto::WorkerMessage message) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -173,6 +199,8 @@ class StepsReactor final
   std::mutex mutex_;
   std::deque<proto::WorkerMessage> outgoing_;  // front: being written
   std::condition_variable drained_;            // outgoing_ became empty
+  int num_unanswered_ = 0;                     // ops read
+  bool read_is_held_ = false;
 };
 
 }  // namespace
