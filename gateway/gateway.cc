@@ -1,6 +1,8 @@
 #include "gateway/gateway.h"
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
@@ -8,7 +10,9 @@
 
 #include <unistd.h>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "common/api_keys.h"
 #include "common/build_info.h"
@@ -21,6 +25,7 @@ namespace twinspark::gateway {
 namespace {
 
 constexpr int kHttpThreads = 2;
+constexpr int64_t kCloseWaitUs = 5000;  // of an op that only closes; less than a heartbeat
 constexpr int64_t kLastBytesMs = 1000;  // for answers that are complete but not all sent
 
 ExitCode BadConfig(const std::string& what) {
@@ -34,14 +39,32 @@ std::vector<std::string> NotEnforced() {
           "response_format: rendered into the prompt, not enforced"};
 }
 
+// As the workers are told it: they have working directories of their own.
+std::string AbsolutePath(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+}
+
+// One worker cannot be two ranks: the second PrepareGroup would end the first.
+absl::Status CheckAllDiffer(const std::vector<std::string>& workers) {
+  for (size_t rank = 0; rank < workers.size(); ++rank) {
+    const auto first = std::find(workers.begin(), workers.end(), workers[rank]);
+    const auto first_rank = static_cast<size_t>(first - workers.begin());
+    if (first_rank == rank) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WORKERS='", absl::StrJoin(workers, ","), "' names ", workers[rank], " for rank ",
+        first_rank, " and for rank ", rank, ": give every rank a shard_worker of its own"));
+  }
+  return absl::OkStatus();
+}
+
 EngineOptions ReadEngineOptions(const Settings& settings) {
   EngineOptions options;
   options.worker_endpoints = settings.List("WORKERS");
   options.worker_silence_ms = settings.Int("WORKER_SILENCE_MS") * limits::kTimeScale;
 
   EpochManagerConfig& epochs = options.epochs;
-  epochs.model_dir = settings.String("MODEL_DIR");
-  epochs.engram_dir = settings.String("ENGRAM_DIR");
+  epochs.model_dir = AbsolutePath(settings.String("MODEL_DIR"));
+  epochs.engram_dir = AbsolutePath(settings.String("ENGRAM_DIR"));
   epochs.engram_endpoints = settings.List("ENGRAM_ENDPOINTS");
   epochs.wanted.num_slots = static_cast<int>(settings.Int("MAX_NUM_SEQS"));
   epochs.wanted.num_pages = static_cast<int32_t>(settings.Int("KV_PAGES"));
@@ -53,6 +76,7 @@ EngineOptions ReadEngineOptions(const Settings& settings) {
   EngineConfig& engine = options.engine;
   engine.scheduler.max_output_default = static_cast<int32_t>(settings.Int("MAX_OUTPUT_DEFAULT"));
   engine.scheduler.num_drafts = static_cast<int>(settings.Int("DSPARK_TOKENS"));
+  engine.scheduler.close_wait_us = kCloseWaitUs;
   engine.scheduler.run_ahead = settings.Bool("RUN_AHEAD");
   engine.recovery_timeout_ms = static_cast<int64_t>(1000 * settings.Double("RECOVERY_TIMEOUT"));
   engine.model_id = settings.List("SERVED_MODEL_NAME").front();
@@ -85,7 +109,7 @@ ExitCode Gateway::StartText() {
   if (!settings_.IsSet("MODEL_DIR")) {
     return BadConfig("MODEL_DIR is not set: give --model-dir DIR with the checkpoint");
   }
-  auto text = TextModel::Load(settings_.String("MODEL_DIR"));
+  auto text = TextModel::Load(AbsolutePath(settings_.String("MODEL_DIR")));
   if (!text.ok()) {
     LOG_ERROR << "cannot read the tokenizer: " << text.status().message();
     return kExitBadData;
@@ -109,6 +133,10 @@ ExitCode Gateway::StartEngine() {
     const auto parsed = ParseHostPort("WORKERS", worker);
     if (!parsed.ok()) return BadConfig(std::string(parsed.status().message()));
   }
+  if (const absl::Status differ = CheckAllDiffer(options.worker_endpoints); !differ.ok()) {
+    return BadConfig(std::string(differ.message()));
+  }
+  LOG_INFO << "model dir=" << options.epochs.model_dir;
   engine_ = std::make_unique<Engine>(
       options, clock_, metrics_, [](ExitCode code, const std::string& reason) {
         LOG_ERROR << "cannot start: " << reason << " exit_code=" << code;
@@ -126,7 +154,7 @@ ExitCode Gateway::StartHttp() {
   }
   api_options.model_names = settings_.List("SERVED_MODEL_NAME");
   api_options.cors_origins = settings_.List("CORS_ALLOW_ORIGIN");
-  api_options.model_root = settings_.String("MODEL_DIR");
+  api_options.model_root = AbsolutePath(settings_.String("MODEL_DIR"));
   api_options.build_id = BuildId();
   api_ = std::make_unique<OpenAiApi>(std::move(api_options), text_, engine_->service(), metrics_);
 

@@ -5,8 +5,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
+
+#include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
 
 #include <gtest/gtest.h>
 
@@ -37,9 +41,41 @@ TEST(CompletionLoop, AWakeBeforeTheWaitEndsIt) {
   EXPECT_LT(Seconds(start), 30);
 }
 
-TEST(CompletionLoop, MayBeDestroyedWithAWakeUnheard) {
-  CompletionLoop loop;
-  loop.Wake();
+// Counts how often it came back, and starts the next one until there have been `wanted`.
+class Chain : public Completion {
+ public:
+  Chain(CompletionLoop& loop, int wanted, int* num_done)
+      : loop_(loop), wanted_(wanted), num_done_(*num_done) {
+    Start();
+  }
+  void OnComplete(bool /*ok*/) override {
+    if (++num_done_ < wanted_) Start();
+  }
+
+ private:
+  void Start() {
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(&loop_.queue(), gpr_time_0(GPR_CLOCK_MONOTONIC), loop_.Started(this));
+  }
+
+  CompletionLoop& loop_;
+  const int wanted_;
+  int& num_done_;
+  std::unique_ptr<grpc::Alarm> alarm_;
+};
+
+TEST(CompletionLoop, DestructionHandlesWhatIsUnderWayAndAWakeUnheard) {
+  int num_done = 0;
+  std::unique_ptr<Chain> chain;
+  const auto start = std::chrono::steady_clock::now();
+  {
+    CompletionLoop loop;
+    loop.Wake();
+    chain = std::make_unique<Chain>(loop, 3, &num_done);
+    EXPECT_EQ(num_done, 0) << "nobody waits in the loop yet";
+  }
+  EXPECT_EQ(num_done, 3) << "also those that others started";
+  EXPECT_LT(Seconds(start), 50);
 }
 
 TEST(EngineInbox, NoMessageOfAnyThreadIsLost) {

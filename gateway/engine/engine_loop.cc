@@ -163,8 +163,9 @@ void EngineLoop::Drain(int64_t timeout_ms) {
 
 void EngineLoop::Run() {
   bool was_idle = true;
+  bool was_empty = true;
   while (!stop_) {
-    std::vector<EngineMessage> messages = inbox_.Take(kTurnUs);
+    std::vector<EngineMessage> messages = inbox_.Take(WaitUs());
     const int64_t now_us = clock_.NowUs();
     ExtendDeadline(now_us - last_turn_us_.exchange(now_us));
     for (EngineMessage& message : messages) {
@@ -172,15 +173,25 @@ void EngineLoop::Run() {
     }
     CheckDeadlines();
     SendSteps();
+    if (group_ != nullptr && !AwaitsOtherRanks()) group_->ReadOn();
     DeliverEvents();
     // The first look after the last request shows free slots and pages.
-    const bool is_idle = scheduler_.empty();
-    Publish(/*force=*/is_idle && !was_idle);
+    const bool is_idle = scheduler_.num_running() == 0 && scheduler_.num_waiting() == 0;
+    const bool is_empty = scheduler_.empty();
+    PublishStatus(/*force=*/is_idle && !was_idle);
+    PublishMetrics(/*force=*/is_empty && !was_empty);
     was_idle = is_idle;
+    was_empty = is_empty;
   }
   FailRequests(absl::UnavailableError("shutting_down: the gateway ends"));
   monitor_.Watch(nullptr);
   group_.reset();
+}
+
+// Until the next turn, if no message comes before.
+int64_t EngineLoop::WaitUs() const {
+  const int64_t due_us = scheduler_.close_due_us();
+  return due_us == 0 ? kTurnUs : std::clamp(due_us - clock_.NowUs(), int64_t{0}, kTurnUs);
 }
 
 void EngineLoop::Handle(SubmitMessage message) {
@@ -311,7 +322,8 @@ void EngineLoop::Handle(ReadyMessage message) {
     limits_ = message.limits;
     if (!draining_) state_since_us_ = clock_.NowUs();
   }
-  Publish(/*force=*/true);
+  PublishStatus(/*force=*/true);
+  PublishMetrics(/*force=*/true);
 }
 
 void EngineLoop::Handle(AbortAllMessage message) {
@@ -342,6 +354,14 @@ void EngineLoop::CheckDeadlines() {
         absl::StrCat("engine_restarting: no new epoch within RECOVERY_TIMEOUT = ",
                      config_.recovery_timeout_ms / 1000, " s")));
   }
+}
+
+// Some ranks have answered the front op and some have not.
+bool EngineLoop::AwaitsOtherRanks() const {
+  if (in_flight_.empty()) return false;
+  const auto& results = in_flight_.front().results;
+  return std::any_of(results.begin(), results.end(),
+                     [](const auto& result) { return result.has_value(); });
 }
 
 void EngineLoop::SendSteps() {
@@ -385,7 +405,8 @@ void EngineLoop::EndEpoch(const std::string& cause, const std::string& reason) {
   monitor_.Watch(nullptr);
   group_.reset();  // ends the streams: the workers that live go back to IDLE
   epochs_.EpochEnded(cause == "divergence");
-  Publish(/*force=*/true);
+  PublishStatus(/*force=*/true);
+  PublishMetrics(/*force=*/true);
 }
 
 void EngineLoop::FailRequests(const absl::Status& error) {
@@ -485,35 +506,37 @@ void EngineLoop::EndRequest(GenerateId id,
   if (--num_requests_ == 0) idle_changed_.notify_all();
 }
 
-void EngineLoop::Publish(bool force) {
+void EngineLoop::PublishStatus(bool force) {
   const int64_t now_us = clock_.NowUs();
   if (!force && now_us - published_us_ < kPublishUs) return;
   published_us_ = now_us;
   const SchedulerCounters& counters = scheduler_.counters();
-  {
-    std::lock_guard lock(mutex_);
-    EngineStatus& status = snapshot_;
-    status.limits.num_slots = limits_.num_slots;
-    status.limits.num_pages = limits_.num_pages;
-    status.limits.page_tokens = limits::kPageTokens;
-    status.limits.max_context = limits_.max_context;
-    status.limits.max_output_default = config_.scheduler.max_output_default;
-    status.limits.max_queue = static_cast<int32_t>(config_.scheduler.max_queue);
-    status.limits.vocab_size = limits_.vocab_size;
-    status.limits.num_drafts = std::min(config_.scheduler.num_drafts, limits_.max_drafts);
-    status.num_running = scheduler_.num_running();
-    status.num_waiting = scheduler_.num_waiting();
-    status.num_prefilling = scheduler_.num_prefilling();
-    status.pages_used = scheduler_.pages_used();
-    status.num_ops = counters.num_ops;
-    status.num_rounds = counters.num_rounds;
-    status.num_drafted = counters.num_drafted;
-    status.num_accepted = counters.num_accepted;
-    status.num_preemptions = counters.num_preemptions;
-  }
+  std::lock_guard lock(mutex_);
+  EngineStatus& status = snapshot_;
+  status.limits.num_slots = limits_.num_slots;
+  status.limits.num_pages = limits_.num_pages;
+  status.limits.page_tokens = limits::kPageTokens;
+  status.limits.max_context = limits_.max_context;
+  status.limits.max_output_default = config_.scheduler.max_output_default;
+  status.limits.max_queue = static_cast<int32_t>(config_.scheduler.max_queue);
+  status.limits.vocab_size = limits_.vocab_size;
+  status.limits.num_drafts = std::min(config_.scheduler.num_drafts, limits_.max_drafts);
+  status.num_running = scheduler_.num_running();
+  status.num_waiting = scheduler_.num_waiting();
+  status.num_prefilling = scheduler_.num_prefilling();
+  status.pages_used = scheduler_.pages_used();
+  status.num_ops = counters.num_ops;
+  status.num_rounds = counters.num_rounds;
+  status.num_drafted = counters.num_drafted;
+  status.num_accepted = counters.num_accepted;
+  status.num_preemptions = counters.num_preemptions;
+}
+
+void EngineLoop::PublishMetrics(bool force) {
+  const int64_t now_us = clock_.NowUs();
   if (!force && now_us - metrics_us_ < kMetricsUs) return;
   metrics_us_ = now_us;
-  metrics_.Publish(GetStatus(), counters);
+  metrics_.Publish(GetStatus(), scheduler_.counters());
 }
 
 }  // namespace twinspark::gateway

@@ -90,6 +90,7 @@ class EngineLoop : public GenerateService {
   };
 
   void Run();
+  int64_t WaitUs() const;
   void Handle(SubmitMessage message);
   void Handle(EndMessage message);
   void Handle(ResultMessage message);
@@ -101,6 +102,7 @@ class EngineLoop : public GenerateService {
   // What the thread slept since its last turn is not the workers' time: their op gets it back.
   void ExtendDeadline(int64_t turn_us);
   void CheckDeadlines();
+  bool AwaitsOtherRanks() const;
   void SendSteps();
   void DeliverEvents();
   void Deliver(SequenceEvent& event, Running& running);
@@ -111,7 +113,9 @@ class EngineLoop : public GenerateService {
   // Cause is one word for the metrics, reason a line for people.
   void EndEpoch(const std::string& cause, const std::string& reason);
   void FailRequests(const absl::Status& error);
-  void Publish(bool force);
+  // What GetStatus shows, and the gauges of /metrics: from time to time, or now.
+  void PublishStatus(bool force);
+  void PublishMetrics(bool force);
   // Requires mutex_.
   EngineState State() const;
 

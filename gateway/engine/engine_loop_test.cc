@@ -518,6 +518,27 @@ TEST_F(EngineTest, WorkersMayComeInAnyOrder) {
   ASSERT_TRUE(WaitUntil([this] { return engine_->service().GetStatus().ready(); }));
 }
 
+// A worker that cannot load its model says why and exits: the reason stays where people look.
+TEST_F(EngineTest, WhatAWorkerSaidBeforeItWentIsKept) {
+  StartWorkers(2);
+  workers_[1]->RefuseConfigure("there is no /models/elsewhere/config.json");
+  StartEngine();
+  const auto status = [this] { return engine_->service().GetStatus(); };
+  const auto worker_says = [&] {
+    return status().workers[1].last_reason.find("/models/elsewhere") != std::string::npos;
+  };
+  ASSERT_TRUE(WaitUntil(worker_says)) << EngineStatusJson(status());
+  workers_[1]->Die();
+  ASSERT_TRUE(WaitUntil([&] {
+    return status().workers[1].state == "UNREACHABLE" &&
+           status().reason.find("does not answer") != std::string::npos;
+  })) << EngineStatusJson(status());
+  EXPECT_TRUE(worker_says()) << EngineStatusJson(status());
+  EXPECT_NE(status().reason.find("it said before: "), std::string::npos) << status().reason;
+  EXPECT_NE(status().reason.find("/models/elsewhere"), std::string::npos) << status().reason;
+  EXPECT_TRUE(status().workers[0].last_reason.empty()) << status().workers[0].last_reason;
+}
+
 TEST_F(EngineTest, OtherBuildIs64) {
   StartWorkers(1);
   worker_config_.build = "another build";

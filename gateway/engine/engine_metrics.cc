@@ -24,7 +24,13 @@ const std::vector<double> kStepBuckets = {.001, .002, .005, .01, .02, .05, .1,
                                           .25,  .5,   1,    2.5, 5,   10};
 const std::vector<double> kMarginBuckets = {0, .1, .2, .4, .6, .8, .9, .95, 1};
 
+// Labels of counters. Each has its series from the start on, so that a rate of it exists before the
+// first time and an alert on it can be tried.
 constexpr const char* kEndReasons[] = {"stop", "length", "abort", "error"};
+constexpr const char* kRejectReasons[] = {"draining",  "not_ready",     "too_long",
+                                          "bad_token", "bad_parameter", "queue_full"};
+constexpr const char* kEpochEndCauses[] = {"closed",    "silent",     "deadline",
+                                           "op_failed", "divergence", "protocol"};
 enum StepKind : size_t { kRound, kPrefill, kMixed, kChunk, kControl };
 constexpr const char* kStepKinds[] = {"round", "prefill", "mixed", "chunk", "control"};
 // The first four add up to the time of a step.
@@ -138,6 +144,15 @@ EngineMetrics::EngineMetrics(Metrics& metrics,
                                   .series.front());
     ended_[reason] = counters;
   }
+  for (const char* reason : kRejectReasons) {
+    rejected_[reason] =
+        &metrics_.Counter("dsv_requests_rejected_total",
+                          "Requests refused before they were queued.", {{"reason", reason}});
+  }
+  for (const char* cause : kEpochEndCauses) {
+    epochs_ended_[cause] = &metrics_.Counter("dsv_epochs_ended_total", "Ends of an epoch by cause.",
+                                             {{"cause", cause}});
+  }
   MakeStepSeries();
   metrics.Gauge("dsv_build_info", "Always 1.", {{"build", build_id}}).Set(1);
 }
@@ -178,10 +193,7 @@ void EngineMetrics::MakeStepSeries() {
 }
 
 void EngineMetrics::OnRejected(const std::string& reason) {
-  metrics_
-      .Counter("dsv_requests_rejected_total", "Requests refused before they were queued.",
-               {{"reason", reason}})
-      .Increment();
+  rejected_.at(reason)->Increment();
 }
 
 void EngineMetrics::OnFirstToken(double ttft_s) {
@@ -229,8 +241,7 @@ void EngineMetrics::OnStep(const StepPlan& plan, const StepTimes& times, const R
 }
 
 void EngineMetrics::OnEpochEnd(const std::string& cause) {
-  metrics_.Counter("dsv_epochs_ended_total", "Ends of an epoch by cause.", {{"cause", cause}})
-      .Increment();
+  epochs_ended_.at(cause)->Increment();
 }
 
 void EngineMetrics::OnDivergence() {
@@ -266,19 +277,28 @@ void EngineMetrics::Publish(const EngineStatus& status, const SchedulerCounters&
 }
 
 void EngineMetrics::PublishWorkers(const EngineStatus& status) {
-  for (const WorkerStatus& worker : status.workers) {
-    const prometheus::Labels rank = {{"rank", absl::StrCat(worker.rank)}};
-    metrics_.Gauge("dsv_heartbeat_age_seconds", "Since a worker was last heard.", rank)
-        .Set(worker.heartbeat_age_s);
-    metrics_.Gauge("dsv_engram_requests", "Requests of a worker to its row service.", rank)
-        .Set(static_cast<double>(worker.engram.num_requests));
-    metrics_.Gauge("dsv_engram_errors", "Failed requests of a worker to its row service.", rank)
-        .Set(static_cast<double>(worker.engram.num_errors));
+  for (size_t rank = workers_.size(); rank < status.workers.size(); ++rank) {
+    const prometheus::Labels labels = {{"rank", absl::StrCat(rank)}};
+    workers_.push_back(
+        {&metrics_.Gauge("dsv_heartbeat_age_seconds", "Since a worker was last heard.", labels),
+         &metrics_.Gauge("dsv_engram_requests", "Requests of a worker to its row service.", labels),
+         &metrics_.Gauge("dsv_engram_errors", "Failed requests of a worker to its row service.",
+                         labels),
+         {}});
+  }
+  for (size_t rank = 0; rank < status.workers.size(); ++rank) {
+    const WorkerStatus& worker = status.workers[rank];
+    WorkerGauges& gauges = workers_[rank];
+    gauges.heartbeat_age->Set(worker.heartbeat_age_s);
+    gauges.engram_requests->Set(static_cast<double>(worker.engram.num_requests));
+    gauges.engram_errors->Set(static_cast<double>(worker.engram.num_errors));
     for (const auto& [name, bytes] : worker.memory_bytes) {
-      metrics_
-          .Gauge("dsv_memory_bytes", "Memory of a worker by class.",
-                 {{"rank", absl::StrCat(worker.rank)}, {"class", name}})
-          .Set(static_cast<double>(bytes));
+      prometheus::Gauge*& gauge = gauges.memory_bytes[name];
+      if (gauge == nullptr) {
+        gauge = &metrics_.Gauge("dsv_memory_bytes", "Memory of a worker by class.",
+                                {{"rank", absl::StrCat(rank)}, {"class", name}});
+      }
+      gauge->Set(static_cast<double>(bytes));
     }
   }
 }

@@ -38,6 +38,7 @@ class EngineMetrics {
  public:
   EngineMetrics(Metrics& metrics, const std::string& model_name, const std::string& build_id);
 
+  // `reason`: draining, not_ready, too_long, bad_token, bad_parameter, queue_full. Any thread.
   void OnRejected(const std::string& reason);
   void OnFirstToken(double ttft_s);
   void OnNextTokens(double gap_s);
@@ -47,6 +48,7 @@ class EngineMetrics {
              int32_t num_prompt_tokens,
              int32_t num_completion_tokens);
   void OnStep(const StepPlan& plan, const StepTimes& times, const RankResult& rank0);
+  // `cause`: closed, silent, deadline, op_failed, divergence, protocol.
   void OnEpochEnd(const std::string& cause);
   void OnDivergence();
 
@@ -98,6 +100,14 @@ class EngineMetrics {
                             const std::vector<double>& buckets);
   void MakeStepSeries();
   prometheus::Labels VllmLabels(const prometheus::Labels& labels) const;
+  // Of one rank. The series are looked up once: the registry takes microseconds for each.
+  struct WorkerGauges {
+    prometheus::Gauge* heartbeat_age;
+    prometheus::Gauge* engram_requests;
+    prometheus::Gauge* engram_errors;
+    std::map<std::string, prometheus::Gauge*> memory_bytes;  // by class
+  };
+
   void PublishWorkers(const EngineStatus& status);
 
   Metrics& metrics_;
@@ -109,6 +119,8 @@ class EngineMetrics {
   Histograms ttft_, itl_, e2e_, queue_, prefill_, decode_, prompt_length_, output_length_;
   Histograms step_tokens_;
   std::map<std::string, Counters> ended_;
+  std::map<std::string, prometheus::Counter*> rejected_;
+  std::map<std::string, prometheus::Counter*> epochs_ended_;
   static constexpr size_t kNumStepKinds = 5;
   static constexpr size_t kNumStepParts = 5;
   static constexpr size_t kNumStepStages = 3;
@@ -124,6 +136,7 @@ class EngineMetrics {
   prometheus::Gauge* pages_used_;
   prometheus::Gauge* pages_total_;
   std::map<std::string, prometheus::Gauge*> states_;
+  std::vector<WorkerGauges> workers_;  // by rank
 };
 
 }  // namespace twinspark::gateway

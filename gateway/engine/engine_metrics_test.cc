@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
 #include "common/file_util.h"
@@ -26,8 +27,6 @@ std::set<std::string> NamesIn(const std::string& text, const std::regex& pattern
 TEST(EngineMetrics, CatalogueAndCodeAgree) {
   Metrics metrics;
   EngineMetrics engine(metrics, "model", "build");
-  engine.OnRejected("draining");
-  engine.OnEpochEnd("silent");
   EngineStatus status;
   status.workers.resize(1);
   status.workers[0].memory_bytes = {{"weights", 1}};
@@ -40,6 +39,31 @@ TEST(EngineMetrics, CatalogueAndCodeAgree) {
   ASSERT_TRUE(readme.ok()) << readme.status().ToString();
   const std::set<std::string> listed = NamesIn(*readme, std::regex("`((dsv_|vllm:)[a-z_0-9]+)`"));
   EXPECT_EQ(made, listed);
+}
+
+// A rate needs a value before the first time, and an alert cannot be tried on a series that is not
+// there.
+TEST(EngineMetrics, EveryCauseIsThereFromTheStart) {
+  Metrics metrics;
+  EngineMetrics engine(metrics, "model", "build");
+  const std::string text = metrics.Text();
+  for (const char* reason :
+       {"draining", "not_ready", "too_long", "bad_token", "bad_parameter", "queue_full"}) {
+    EXPECT_NE(text.find(absl::StrCat("dsv_requests_rejected_total{reason=\"", reason, "\"} 0\n")),
+              std::string::npos)
+        << reason << "\n"
+        << text;
+    engine.OnRejected(reason);
+  }
+  for (const char* cause :
+       {"closed", "silent", "deadline", "op_failed", "divergence", "protocol"}) {
+    EXPECT_NE(text.find(absl::StrCat("dsv_epochs_ended_total{cause=\"", cause, "\"} 0\n")),
+              std::string::npos)
+        << cause << "\n"
+        << text;
+    engine.OnEpochEnd(cause);
+  }
+  EXPECT_EQ(metrics.Text().find("dsv_epochs_ended_total{cause=\"silent\"} 0"), std::string::npos);
 }
 
 TEST(EngineMetrics, CountersFollowTheScheduler) {

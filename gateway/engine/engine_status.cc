@@ -79,6 +79,7 @@ json::object WorkerJson(const WorkerStatus& worker) {
           {"pages_used", worker.pages_used},
           {"memory_bytes", std::move(memory)},
           {"last_error", worker.last_error},
+          {"last_reason", worker.last_reason},
           {"engram", RowServiceJson(worker.engram)}};
 }
 

@@ -62,7 +62,8 @@ struct WorkerStatus {
   int32_t slots_used = 0;
   int32_t pages_used = 0;
   std::vector<std::pair<std::string, uint64_t>> memory_bytes;  // memory plan, class by class
-  std::string last_error;
+  std::string last_error;                                      // of the last call to it
+  std::string last_reason;  // why its last Configure failed: kept until it is ready, gone or not
   RowServiceStatus engram;
 };
 

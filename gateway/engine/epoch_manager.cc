@@ -288,6 +288,9 @@ absl::StatusOr<std::vector<WorkerHello>> EpochManager::HelloAll() {
       absl::StrAppend(&missing, missing.empty() ? "" : "; ", RankName(*client),
                       " does not answer, start shard_worker there or correct WORKERS: ",
                       hello.status().ToString());
+      if (const std::string reason = board_.LastReason(client->rank()); !reason.empty()) {
+        absl::StrAppend(&missing, "; it said before: ", reason);
+      }
       continue;
     }
     board_.OnHello(client->rank(), *hello);
@@ -333,7 +336,7 @@ absl::StatusOr<std::vector<WorkerReady>> EpochManager::ConfigureAll(const GroupC
         }
         failed = true;
         mismatch = mismatch || is_mismatch;
-        board_.OnError(client.rank(), ready.status().ToString());
+        board_.OnConfigureFailed(client.rank(), ready.status());
       }
       if (ready.ok()) board_.OnReady(client.rank(), *ready);
       answers[rank] = std::move(ready);

@@ -242,11 +242,12 @@ void StepsCall::OnRead(bool ok) {
     Finish();
     return;
   }
+  const bool is_result = incoming_->has_result();
   {
     std::lock_guard lock(events_mutex_);
     if (events_ == nullptr) {
       // Nobody listens.
-    } else if (incoming_->has_result()) {
+    } else if (is_result) {
       events_->OnResult(rank_, ReadResult(incoming_->result()));
     } else if (incoming_->has_accepted()) {
       events_->OnAccepted(rank_);
@@ -254,16 +255,43 @@ void StepsCall::OnRead(bool ok) {
       events_->OnHeartbeat(rank_);
     }
   }
+  if (is_result) {
+    std::lock_guard lock(mutex_);
+    // Nothing is sent any more that would let it go on.
+    read_is_held_ = !over_;
+    if (read_is_held_) return;
+  }
+  Read();
+}
+
+void StepsCall::ReadOn() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(read_is_held_, false)) return;
+  }
   Read();
 }
 
 void StepsCall::Send(proto::GatewayMessage message) {
-  std::lock_guard lock(mutex_);
-  if (over_) return;
-  // Ops in flight are bounded by the scheduler. Heartbeats behind a full queue say nothing new.
-  if (message.has_heartbeat() && outgoing_.size() > kMaxQueuedHeartbeats) return;
-  outgoing_.push_back(std::move(message));
-  if (started_ && outgoing_.size() == 1) WriteFront();
+  {
+    std::lock_guard lock(mutex_);
+    if (over_) return;
+    // Ops in flight are bounded by the scheduler. Heartbeats behind a full queue say nothing new.
+    if (!message.has_heartbeat() || outgoing_.size() <= kMaxQueuedHeartbeats) {
+      outgoing_.push_back(std::move(message));
+      if (started_ && outgoing_.size() == 1) WriteFront();
+    }
+  }
+  ReadOn();
+}
+
+void StepsCall::Cancel() {
+  context_.TryCancel();
+  {
+    std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  ReadOn();  // a read brings the end
 }
 
 void StepsCall::WriteFront() {
@@ -271,11 +299,14 @@ void StepsCall::WriteFront() {
 }
 
 void StepsCall::OnWritten(bool ok) {
-  std::lock_guard lock(mutex_);
-  outgoing_.pop_front();
-  // After a failed write the read fails too, and brings the reason.
-  if (!ok) over_ = true;
-  if (!over_ && !outgoing_.empty()) WriteFront();
+  {
+    std::lock_guard lock(mutex_);
+    outgoing_.pop_front();
+    // After a failed write the read fails too, and brings the reason.
+    if (!ok) over_ = true;
+    if (!over_ && !outgoing_.empty()) WriteFront();
+  }
+  if (!ok) ReadOn();
 }
 
 void StepsCall::Finish() {

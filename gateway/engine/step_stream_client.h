@@ -33,6 +33,10 @@ class StepStream {
   virtual ~StepStream() = default;  // ends the stream; no event is called any more
   virtual void SendOp(const std::string& op_bytes) = 0;
   virtual void SendHeartbeat(uint64_t sequence) = 0;
+  // After OnResult the stream is not read on until something is sent on it or this is called: then
+  // the acknowledgement of the result (an HTTP/2 window update) leaves with the next op instead of
+  // in a packet of its own.
+  virtual void ReadOn() = 0;
   // Ends the stream: the worker goes back to IDLE. OnClosed follows.
   virtual void Close() = 0;
 };

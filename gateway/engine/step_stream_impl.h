@@ -28,7 +28,9 @@ class StepsCall : public std::enable_shared_from_this<StepsCall> {
 
   void Start(proto::ShardWorker::Stub& stub, proto::GatewayMessage open);
   void Send(proto::GatewayMessage message);
-  void Cancel() { context_.TryCancel(); }
+  // See StepStream::ReadOn.
+  void ReadOn();
+  void Cancel();
   // No event is under way or comes after it returns.
   void Silence();
 
@@ -81,6 +83,7 @@ class StepsCall : public std::enable_shared_from_this<StepsCall> {
 
   std::mutex mutex_;
   std::deque<proto::GatewayMessage> outgoing_;  // the front one is being written
+  bool read_is_held_ = false;                   // the last message was a result
   bool started_ = false;
   bool over_ = false;  // no more writes
 };
@@ -96,6 +99,7 @@ class GrpcStepStream final : public StepStream {
 
   void SendOp(const std::string& op_bytes) override;
   void SendHeartbeat(uint64_t sequence) override;
+  void ReadOn() override { call_->ReadOn(); }
   void Close() override;
 
  private:

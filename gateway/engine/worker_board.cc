@@ -56,6 +56,7 @@ void WorkerBoard::OnReady(int rank, const WorkerReady& ready) {
   std::lock_guard lock(mutex_);
   WorkerStatus& worker = workers_.at(static_cast<size_t>(rank));
   worker.state = "READY";
+  worker.last_reason.clear();
   worker.phase.clear();
   worker.progress = 1;
   worker.weights_digest = ready.weights_digest;
@@ -65,9 +66,12 @@ void WorkerBoard::OnReady(int rank, const WorkerReady& ready) {
   worker.engram.endpoint = endpoint;
 }
 
-void WorkerBoard::OnError(int rank, const std::string& error) {
+void WorkerBoard::OnConfigureFailed(int rank, const absl::Status& status) {
   std::lock_guard lock(mutex_);
-  workers_.at(static_cast<size_t>(rank)).last_error = error;
+  WorkerStatus& worker = workers_.at(static_cast<size_t>(rank));
+  worker.last_error = status.ToString();
+  // Called off because of another rank: that one has the reason.
+  if (!absl::IsCancelled(status)) worker.last_reason = worker.last_error;
 }
 
 void WorkerBoard::OnPoll(int rank, const absl::StatusOr<WorkerStatus>& status) {
@@ -84,6 +88,7 @@ void WorkerBoard::OnPoll(int rank, const absl::StatusOr<WorkerStatus>& status) {
   fresh.backend = worker.backend;
   fresh.heartbeat_age_s = worker.heartbeat_age_s;
   fresh.engram.endpoint = worker.engram.endpoint;
+  fresh.last_reason = worker.last_reason;
   if (fresh.last_error.empty()) fresh.last_error = worker.last_error;
   if (fresh.memory_bytes.empty()) fresh.memory_bytes = worker.memory_bytes;
   worker = std::move(fresh);
@@ -92,6 +97,11 @@ void WorkerBoard::OnPoll(int rank, const absl::StatusOr<WorkerStatus>& status) {
 void WorkerBoard::OnHeartbeatAge(int rank, double age_s) {
   std::lock_guard lock(mutex_);
   workers_.at(static_cast<size_t>(rank)).heartbeat_age_s = age_s;
+}
+
+std::string WorkerBoard::LastReason(int rank) const {
+  std::lock_guard lock(mutex_);
+  return workers_.at(static_cast<size_t>(rank)).last_reason;
 }
 
 std::vector<WorkerStatus> WorkerBoard::Snapshot() const {

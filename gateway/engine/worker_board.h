@@ -22,11 +22,14 @@ class WorkerBoard {
   void OnUnreachable(int rank, const std::string& error);
   void OnProgress(int rank, const ConfigureProgress& progress);
   void OnReady(int rank, const WorkerReady& ready);
-  void OnError(int rank, const std::string& error);
+  // Configure failed. The reason is kept until the worker is ready: one that cannot load its model
+  // says why and exits, and from then on only its absence could be seen.
+  void OnConfigureFailed(int rank, const absl::Status& status);
   void OnPoll(int rank, const absl::StatusOr<WorkerStatus>& status);
   void OnHeartbeatAge(int rank, double age_s);
 
   std::vector<WorkerStatus> Snapshot() const;
+  std::string LastReason(int rank) const;
 
  private:
   mutable std::mutex mutex_;

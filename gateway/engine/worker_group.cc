@@ -62,6 +62,11 @@ void WorkerGroup::SendOp(const std::string& op_bytes) {
     stream->SendOp(op_bytes);
 }
 
+void WorkerGroup::ReadOn() {
+  for (const auto& stream : streams_)
+    stream->ReadOn();
+}
+
 void WorkerGroup::SendHeartbeats() {
   const uint64_t number = next_heartbeat_.fetch_add(1);
   for (const auto& stream : streams_)

@@ -44,6 +44,8 @@ class WorkerGroup : private StepStreamEvents {
 
   void SendOp(const std::string& op_bytes);
   void SendHeartbeats();
+  // Reads every stream on. What is not read on by this is when the next op or heartbeat is sent.
+  void ReadOn();
 
   // Time since the last message of `rank`.
   int64_t SilenceUs(int rank) const;
