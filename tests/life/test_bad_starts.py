@@ -145,6 +145,13 @@ def test_a_setting_out_of_range(tmp_path):
         assert re.search(r"DSPARK_TOKENS.*17", cluster.gateway.log()), cluster.gateway.log()
 
 
+def test_one_worker_for_two_ranks(tmp_path):
+    with FiveProcesses(tmp_path) as cluster:
+        cluster.gateway.flags += ["--workers", "127.0.0.1:1,127.0.0.1:1", "--engram-endpoints", "127.0.0.1:2,127.0.0.1:2"]
+        cluster.gateway.start(wait=False)
+        ends(cluster.gateway, 78, "WORKERS='127.0.0.1:1,127.0.0.1:1'", "names 127.0.0.1:1 for rank 0 and for rank 1", "a shard_worker of its own")
+
+
 # ---- Two machines that do not match ---------------------------------------------------------------
 
 
@@ -189,6 +196,17 @@ def test_configurations_that_differ(tmp_path):
         cluster.start(wait=False)
         ends(cluster.gateway, 64, "config digest differs", "rank 0 has [0-9a-f]{16}", "rank 1 has [0-9a-f]{16}", "start the same")
         assert_workers_idle(cluster)
+
+
+def test_a_model_that_one_machine_lacks(tmp_path):
+    """Its worker says so and exits; the gateway still knows why when it gives up."""
+    missing = re.escape(str(tmp_path / "not_here"))
+    with FiveProcesses(tmp_path, flags={"shard_worker-1": ["--model-dir", str(tmp_path / "not_here")]}) as cluster:
+        cluster.gateway.flags += RENDEZVOUS
+        cluster.start(wait=False)
+        ends(cluster.workers[1], 65, missing)
+        ends(cluster.gateway, 69, "RENDEZVOUS_TIMEOUT = 3 s", r"rank 1 \(", "does not answer", "it said before: .*" + missing)
+        assert re.search(rf"model dir={re.escape(os.path.abspath(MODEL_DIR))}$", cluster.gateway.log(), re.M), cluster.gateway.log()
 
 
 def test_a_rank_that_never_comes(tmp_path):
