@@ -154,30 +154,17 @@ __device__ __forceinline__ uint32_t MapShared(uint32_t address, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-__device__ __forceinline__ void StoreCluster(uint32_t mapped, uint32_t v) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(mapped), "r"(v) : "memory");
-}
-__device__ __forceinline__ void StoreCluster(uint32_t mapped, uint4 v) {
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(mapped), "r"(v.x),
-               "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
-// Stores and adds 4 to the bytes that have come to `mapped_barrier`, which is in the same block:
-// who waits there for its bytes sees them.
-__device__ __forceinline__ void SendShared(uint32_t mapped, float v, uint32_t mapped_barrier) {
+// Stores 16 bytes and adds 16 to the bytes that have come to `mapped_barrier`, which is in the same
+// block: who waits there for all its bytes (BarrierWaitCluster) sees them.
+__device__ __forceinline__ void SendShared(uint32_t mapped, uint4 v, uint32_t mapped_barrier) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-          mapped),
-      "r"(__float_as_uint(v)), "r"(mapped_barrier)
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(mapped),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(mapped_barrier)
       : "memory");
 }
 
-// Arrives at a barrier of any block; what this thread, and threads that it has synchronised with,
-// wrote before is visible to whoever waits with BarrierWaitCluster.
-__device__ __forceinline__ void BarrierArriveCluster(uint32_t mapped_barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier)
-               : "memory");
-}
+// BarrierWait for what came from other blocks.
 __device__ __forceinline__ void BarrierWaitCluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

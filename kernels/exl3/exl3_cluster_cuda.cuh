@@ -3,39 +3,28 @@
 // shared memory, so the segment sums meet there, without scratch, counter or a fence over the whole
 // GPU. Decode, ring, product and order of accumulation are those of exl3_gemm_cuda.cuh.
 //
-// Block r of a cluster has segment r % S of the cluster's outputs number r / S. If several blocks
-// of outputs share a cluster (args.cluster_units > 1), those with the same segment share the
-// rotation of x. Row i is finished by the block of segment i % S: all blocks send their sums of the
-// row there; one of its warps adds them ascending and rotates the output. Every block has one task.
+// Block r of a cluster has segment r. Row i is finished by the block of segment i % S: all blocks
+// send their sums of the row there; one of its warps adds them ascending and rotates the output.
+// Every block has one task, of U = 1 or 2 blocks of outputs.
 #pragma once
 
 #include "kernels/exl3/exl3_gemm_cuda.cuh"
 
 namespace twinspark::exl3 {
 
-inline constexpr int kClusterWarps = kWarps<1>;
+inline constexpr int kClusterWarps = 8;  // kWarps<1, 1>, kWarps<2, 2>
 
-// Barriers of a cluster, behind those of the ring.
+// Barrier of a cluster, behind those of the ring.
 struct ClusterHeader : SharedHeader {
   uint64_t arrived;  // all sums are here
-  uint64_t rotated;  // all rotated inputs are here
 };
 static_assert(sizeof(ClusterHeader) <= kSharedHeaderBytes);
 
-// Up to 8 rows the sums themselves signal their arrival; more would be too many small messages, so
-// plain stores and an arrival per warp, which waits for them, take their place.
-template <int NT>
-inline constexpr bool kSumsSignal = NT == 1;
-
-// Where a block stands. Made anew where it is needed: the product needs every register.
-struct ClusterPlace {
-  int segment, unit;    // unit: of the cluster
-  uint32_t first_rank;  // of the blocks with the same outputs
-};
-__device__ __forceinline__ ClusterPlace MakePlace(const GemmArgs& args) {
-  int rank = static_cast<int>(device::ClusterRank());
-  const int unit = Divide(&rank, args.by_segments);
-  return {rank, unit, static_cast<uint32_t>(unit) * args.by_segments.divisor};
+// First block of outputs of this cluster.
+template <int U>
+__device__ __forceinline__ int ClusterUnit(const GemmArgs& args) {
+  int block = static_cast<int>(blockIdx.x);
+  return Divide(&block, args.by_segments) * U;
 }
 
 // Rows that the block of a segment finishes.
@@ -44,113 +33,90 @@ __device__ __forceinline__ int RowsToFinish(const GemmArgs& args, int segment) {
   return Divide(&rows, args.by_segments);
 }
 
-// Brings the inputs of the task's segment into shared memory; ends with a barrier.
-template <class Wait>
-__device__ __forceinline__ void RotateSegment(
-    const GemmArgs& args, const Task& task, ClusterHeader* header, uint32_t resident, Wait wait) {
-  const int units = args.cluster_units;
-  const GemmMatrix& input = args.matrices[task.matrix];
-  const int begin = SegmentBegin(args, task.segment_begin);
-  const int end = SegmentBegin(args, task.segment_end);
-  if (units == 1) {
-    RotateInputs(
-        args, input, begin, end, resident, static_cast<int>(threadIdx.x / 32), kClusterWarps,
-        [](uint32_t at, auto v) { device::StoreShared(at, v); }, wait);
-    device::NamedBarrier(kConsumerBarrier, kConsumers<1>);
-    return;
-  }
-  const ClusterPlace place = MakePlace(args);
-  auto in_unit = [&](uint32_t at, int u) {
-    return device::MapShared(at, static_cast<uint32_t>(place.segment) +
-                                     static_cast<uint32_t>(u) * args.by_segments.divisor);
-  };
-  RotateInputs(
-      args, input, begin, end, resident, static_cast<int>(threadIdx.x / 32) * units + place.unit,
-      kClusterWarps * units,
-      [&](uint32_t at, auto v) {
-        for (int u = 0; u < units; ++u)
-          device::StoreCluster(in_unit(at, u), v);
-      },
-      wait);
-  __syncwarp();
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  const uint32_t rotated = device::SharedAddress(&header->rotated);
-  if (lane < units) device::BarrierArriveCluster(in_unit(rotated, lane));
-  device::BarrierWaitCluster(rotated, 0);
+// Turns a warp's fragment of 16 outputs x 8 rows (lane 4 c + q: rows 2 q, 2 q + 1 of outputs c and
+// c + 8) into four neighbouring outputs of one row: bits 0, 1 and 2 of the lane give the row, bits
+// 3 and 4 the outputs 8 and 4 to begin at.
+__device__ __forceinline__ uint4 TransposeFragment(const float (&v)[4], int lane) {
+  const bool odd = (lane & 4) != 0, high = (lane & 8) != 0;
+  // Row bit against bit 0 of the output.
+  const float other0 = __shfl_xor_sync(0xffffffffu, odd ? v[0] : v[1], 4);
+  const float other1 = __shfl_xor_sync(0xffffffffu, odd ? v[2] : v[3], 4);
+  const float a0 = odd ? other0 : v[0], a1 = odd ? v[1] : other0;  // outputs c, c + 1 (c even)
+  const float b0 = odd ? other1 : v[2], b1 = odd ? v[3] : other1;  // and 8 further
+  // Bit 3 of the output against its bit 1.
+  const float other2 = __shfl_xor_sync(0xffffffffu, high ? a0 : b0, 8);
+  const float other3 = __shfl_xor_sync(0xffffffffu, high ? a1 : b1, 8);
+  return make_uint4(__float_as_uint(high ? other2 : a0), __float_as_uint(high ? other3 : a1),
+                    __float_as_uint(high ? b0 : other2), __float_as_uint(high ? b1 : other3));
 }
 
-// Sends the segment's sums to the blocks that finish their rows.
-template <int NT>
+// Sends the segment's sums to the blocks that finish their rows, as messages that count their bytes
+// there; the buffer there is [row][segment][U][128].
+template <int TC, int NT, int U>
 __device__ __forceinline__ void SendSums(const GemmArgs& args,
-                                         ClusterHeader* header,
+                                         uint32_t arrived,
                                          uint32_t buffer,
-                                         const float (&acc)[1][NT][4]) {
-  const ClusterPlace place = MakePlace(args);
+                                         int units,
+                                         const float (&acc)[TC][NT][4]) {
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const uint32_t arrived = device::SharedAddress(&header->arrived);
-  const uint32_t to = buffer + static_cast<uint32_t>(place.segment) * (kBlockN * 4) +
-                      threadIdx.x / 32 * 64 + static_cast<uint32_t>(lane / 4) * 4;
+  if (U > 1 && static_cast<int>(threadIdx.x / 32) / kWarps<TC> >= units) return;
+  const int first_row = 2 * (lane & 3) + ((lane >> 2) & 1);
+  const uint32_t output =
+      threadIdx.x / 32 * (TC * 16) + ((lane & 8) != 0 ? 8u : 0u) + ((lane & 16) != 0 ? 4u : 0u);
+  const uint32_t to = buffer + device::ClusterRank() * (U * kBlockN * 4) + output * 4;
 #pragma unroll
   for (int g = 0; g < NT; ++g) {
+    uint4 v[TC];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int rest = g * kGroupRows + 2 * (lane & 3) + i;
-      if (rest >= args.rows) continue;
-      const int slot = Divide(&rest, args.by_segments);
-      const uint32_t rank = place.first_rank + static_cast<uint32_t>(rest);
-      const uint32_t mapped = device::MapShared(
-          to + static_cast<uint32_t>(slot * args.num_segments) * (kBlockN * 4), rank);
-      if constexpr (kSumsSignal<NT>) {
-        const uint32_t signal = device::MapShared(arrived, rank);
-        device::SendShared(mapped, acc[0][g][i], signal);
-        device::SendShared(mapped + 32, acc[0][g][2 + i], signal);
-      } else {
-        device::StoreCluster(mapped, __float_as_uint(acc[0][g][i]));
-        device::StoreCluster(mapped + 32, __float_as_uint(acc[0][g][2 + i]));
-      }
-    }
-  }
-  if constexpr (!kSumsSignal<NT>) {
-    __syncwarp();
-    if (lane < min(args.num_segments, args.rows)) {
-      device::BarrierArriveCluster(
-          device::MapShared(arrived, place.first_rank + static_cast<uint32_t>(lane)));
-    }
+    for (int c = 0; c < TC; ++c)
+      v[c] = TransposeFragment(acc[c][g], lane);
+    int rest = g * kGroupRows + first_row;
+    if (rest >= args.rows) continue;
+    const int slot = Divide(&rest, args.by_segments);
+    const uint32_t rank = static_cast<uint32_t>(rest);
+    const uint32_t mapped = device::MapShared(
+        to + static_cast<uint32_t>(slot * args.num_segments) * (U * kBlockN * 4), rank);
+    const uint32_t signal = device::MapShared(arrived, rank);
+#pragma unroll
+    for (int c = 0; c < TC; ++c)
+      device::SendShared(mapped + static_cast<uint32_t>(c) * 64, v[c], signal);
   }
 }
 
 // Adds the segment sums of the rows that are this block's to finish, and writes them.
+template <int U>
 __device__ __forceinline__ void FinishRows(const GemmArgs& args,
                                            ClusterHeader* header,
                                            const char* buffer) {
-  const int segment = MakePlace(args).segment;
+  const int segment = static_cast<int>(device::ClusterRank());
   const int rows = RowsToFinish(args, segment);
   const int lane = static_cast<int>(threadIdx.x & 31);
-  int slot = static_cast<int>(threadIdx.x / 32);
-  if (slot >= rows) return;
-  int unit = static_cast<int>(blockIdx.x);
-  unit = Divide(&unit, args.by_segments);
+  const int warp = static_cast<int>(threadIdx.x / 32), u = warp % U;
+  int slot = warp / U;
+  const int unit = ClusterUnit<U>(args);
+  if (slot >= rows || u >= UnitsOf<U>(args, unit)) return;
   const GemmMatrix& m = args.matrices[MatrixOfUnit(args, unit)];
-  const float4 svh = LoadHalf4(m.svh, (unit - m.first_unit) * kBlockN + 4 * lane);
+  const int block = unit + u - m.first_unit;
+  const float4 svh = LoadHalf4(m.svh, block * kBlockN + 4 * lane);
   device::BarrierWaitCluster(device::SharedAddress(&header->arrived), 0);
 #pragma unroll 1
-  for (; slot < rows; slot += kClusterWarps) {
+  for (; slot < rows; slot += kClusterWarps / U) {
     const float4* p =
-        reinterpret_cast<const float4*>(buffer) + slot * args.num_segments * 32 + lane;
+        reinterpret_cast<const float4*>(buffer) + (slot * args.num_segments * U + u) * 32 + lane;
     float4 sum = p[0];
 #pragma unroll 4
     for (int s = 1; s < args.num_segments; ++s) {
-      const float4 v = p[32 * s];
+      const float4 v = p[32 * U * s];
       sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     }
-    FinishLinearRow(args, m, unit - m.first_unit, slot * args.num_segments + segment, sum, svh,
-                    lane);
+    FinishLinearRow(args, m, block, slot * args.num_segments + segment, sum, svh, lane);
   }
 }
 
-template <int K, int kCodebook, int NT>
-__global__ void __launch_bounds__(kConsumers<1> + 32, kBlocksByRegisters<NT>)
+template <int K, int NT, int U>
+__global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT>)
     Exl3ClusterKernel(const __grid_constant__ GemmArgs args) {
+  constexpr int TC = U, kConsumerThreads = 32 * kClusterWarps;
   extern __shared__ __align__(128) char shared[];
   ClusterHeader* header = reinterpret_cast<ClusterHeader*>(shared);
   if (threadIdx.x == 0) {
@@ -159,55 +125,59 @@ __global__ void __launch_bounds__(kConsumers<1> + 32, kBlocksByRegisters<NT>)
       device::BarrierInit(device::SharedAddress(&header->empty[i]), kClusterWarps);
     }
     const uint32_t arrived = device::SharedAddress(&header->arrived);
-    device::BarrierInit(arrived, kSumsSignal<NT> ? 1 : kClusterWarps * args.by_segments.divisor);
-    device::BarrierInit(device::SharedAddress(&header->rotated),
-                        kClusterWarps * static_cast<uint32_t>(args.cluster_units));
+    device::BarrierInit(arrived, 1);
     device::FenceBarrierInit();
-    if (kSumsSignal<NT>) {
-      const int rows = RowsToFinish(args, MakePlace(args).segment);
-      device::BarrierArriveExpect(arrived,
-                                  static_cast<uint32_t>(rows * args.num_segments) * (kBlockN * 4));
-    }
+    const int rows = RowsToFinish(args, static_cast<int>(device::ClusterRank()));
+    const int units = UnitsOf<U>(args, ClusterUnit<U>(args));
+    device::BarrierArriveExpect(
+        arrived, static_cast<uint32_t>(rows * args.num_segments * units) * (kBlockN * 4));
   }
   __syncthreads();
   device::ClusterArrive();
   const int t = static_cast<int>(blockIdx.x), num_tasks = static_cast<int>(gridDim.x);
-  if (threadIdx.x >= kConsumers<1>) {
+  if (threadIdx.x >= kConsumerThreads) {
     if (threadIdx.x % 32 != 0) return;
-    Produce<K, kStagePairsOf<NT>>(args, nullptr, num_tasks, header, shared + kSharedHeaderBytes);
+    Produce<K, kStagePairsOf<NT>, U>(args, nullptr, num_tasks, header, shared + kSharedHeaderBytes);
     device::ClusterWait();
     return;
   }
   Prefetch(args, nullptr, num_tasks);
   const uint32_t shared_address = device::SharedAddress(shared);
-  const uint32_t resident = shared_address + static_cast<uint32_t>(args.resident_offset);
   const LaneWindow window = MakeLaneWindow<K>(static_cast<int>(threadIdx.x & 31));
   device::ClusterWait();  // the others' barriers are ready
   auto wait = [] {
     device::WaitForPrevious();
     device::LaunchNext();
   };
-  float acc[1][NT][4];
+  float acc[TC][NT][4];
+  int units;
   {
     const Task task = MakeTask(args, nullptr, t);
+    const uint32_t ring_base = shared_address + kSharedHeaderBytes;
+    units = UnitsOf<U>(args, task.unit);
+    Ring ring = {ring_base, shared_address, static_cast<uint32_t>(args.num_stages), 0};
+    const uint32_t resident = shared_address + static_cast<uint32_t>(args.resident_offset);
     if (args.resident) {
-      RotateSegment(args, task, header, resident, wait);
+      RotateInputs(
+          args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
+          SegmentBegin(args, task.segment_end), resident, static_cast<int>(threadIdx.x / 32),
+          kClusterWarps, [](uint32_t at, auto v) { device::StoreShared(at, v); }, wait);
+      device::NamedBarrier(kConsumerBarrier, kConsumerThreads);
     } else {
       wait();
     }
-    Ring ring = {shared_address + kSharedHeaderBytes, shared_address,
-                 static_cast<uint32_t>(args.num_stages), 0};
-    MultiplyTask<K, kCodebook, 1, NT, kStagePairsOf<NT>>(args, task, shared_address,
-                                                         shared_address + kSharedHeaderBytes,
-                                                         resident, nullptr, window, ring, acc);
+    MultiplyTask<K, kCodebookMul1, TC, NT, kStagePairsOf<NT>, U>(
+        args, task, shared_address, ring_base, resident, nullptr, window, ring, acc);
   }
-  SendSums<NT>(args, header, shared_address + static_cast<uint32_t>(args.z_offset), acc);
-  FinishRows(args, header, shared + args.z_offset);
+  const uint32_t arrived = device::SharedAddress(&header->arrived);
+  const uint32_t buffer = shared_address + static_cast<uint32_t>(args.z_offset);
+  SendSums<TC, NT, U>(args, arrived, buffer, units, acc);
+  FinishRows<U>(args, header, shared + args.z_offset);
 }
 
-template <int K, int NT>
+template <int K, int NT, int U = 1>
 const void* ClusterKernel() {
-  return reinterpret_cast<const void*>(&Exl3ClusterKernel<K, kCodebookMul1, NT>);
+  return reinterpret_cast<const void*>(&Exl3ClusterKernel<K, NT, U>);
 }
 
 template <int K>

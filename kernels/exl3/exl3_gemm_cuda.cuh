@@ -29,11 +29,12 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kZStride =
     kBlockN + 4;  // floats; keeps fragment stores free of bank conflicts
 inline constexpr int kConsumerBarrier = 1;
-// A consumer warp decodes TC columns of tiles (16 TC outputs), so a block has 8 / TC of them.
-template <int TC>
-inline constexpr int kWarps = 8 / TC;
-template <int TC>
-inline constexpr int kConsumers = 32 * kWarps<TC>;
+// A consumer warp decodes TC columns of tiles (16 TC outputs), so a block whose tasks are U blocks
+// of outputs has 8 U / TC of them.
+template <int TC, int U = 1>
+inline constexpr int kWarps = 8 * U / TC;
+template <int TC, int U = 1>
+inline constexpr int kConsumers = 32 * kWarps<TC, U>;
 template <int NT>
 inline constexpr int kStagePairsOf = StagePairs(NT);
 template <int NT>
@@ -61,7 +62,7 @@ struct SharedRoute {
 
 // What one task is; the same arithmetic in producer and consumers.
 struct Task {
-  int unit;  // linear: block of the launch; experts: block of the matrix
+  int unit;  // linear: (first) block of the launch; experts: block of the matrix
   int tile;  // linear: tile of rows
   int matrix;
   int which;  // gate or up
@@ -97,7 +98,7 @@ __device__ __forceinline__ Task MakeTask(const GemmArgs& args, const MoeEntry* e
     t = unit;
   }
   if (args.kind == GemmKind::kLinear) {
-    task.unit = Divide(&t, args.by_tiles);
+    task.unit = Divide(&t, args.by_tiles) * args.task_units;
     task.tile = t;
     task.matrix = MatrixOfUnit(args, task.unit);
     task.first_group = task.tile * args.tile_groups;
@@ -122,21 +123,30 @@ __device__ __forceinline__ Task MakeTask(const GemmArgs& args, const MoeEntry* e
 
 __device__ __forceinline__ int NumTasks(const GemmArgs& args, int num_entries) {
   const int per_unit = args.whole ? 1 : args.num_segments;
-  if (args.kind == GemmKind::kLinear) return args.num_units * args.num_tiles * per_unit;
+  if (args.kind == GemmKind::kLinear) {
+    return (args.num_units + args.task_units - 1) / args.task_units * args.num_tiles * per_unit;
+  }
   return num_entries * args.num_blocks * (args.kind == GemmKind::kGateUp ? 2 : 1) * per_unit;
+}
+
+// Blocks of outputs of a task that exist: the last of an odd number has one.
+template <int U>
+__device__ __forceinline__ int UnitsOf(const GemmArgs& args, int unit) {
+  return U == 1 ? 1 : min(U, args.num_units - unit);
 }
 
 // --- producer ---
 
 // Streams the tasks of a block through the ring; one thread. It shares the issue slots with eight
 // busy warps, so what it does per stage is kept to two dozen instructions.
-template <int K, int kStagePairs>
+template <int K, int kStagePairs, int U = 1>
 __device__ __forceinline__ void Produce(const GemmArgs& args,
                                         const MoeEntry* entries,
                                         int num_tasks,
                                         SharedHeader* header,
                                         char* ring) {
   constexpr uint32_t kPairWeights = 2 * 8 * kTileBytesPerBit * K;
+  constexpr uint32_t kStageWeights = kStagePairs * kPairWeights;  // of a block of outputs
   const uint64_t policy = device::EvictFirstPolicy();
   const uint32_t ring_address = device::SharedAddress(ring);
   const uint32_t barriers = device::SharedAddress(header);
@@ -149,7 +159,7 @@ __device__ __forceinline__ void Produce(const GemmArgs& args,
   auto issue_deferred = [&] {
     device::WaitForPrevious();
     for (uint32_t i = 0; i < deferred; ++i) {
-      device::BulkCopy(ring_address + i * stage_bytes + kStagePairs * kPairWeights,
+      device::BulkCopy(ring_address + i * stage_bytes + U * kStageWeights,
                        reinterpret_cast<const void*>(header->deferred_from[i]),
                        header->deferred_bytes[i], barriers + 8 * i);
     }
@@ -175,6 +185,7 @@ __device__ __forceinline__ void Produce(const GemmArgs& args,
     }
     const uint32_t pair_inputs = streamed ? static_cast<uint32_t>(task.num_groups) * kPairBytes : 0;
     const int first_pair = SegmentBegin(args, task.segment_begin);
+    const bool both = U == 2 && UnitsOf<U>(args, task.unit) == 2;
     const uint8_t* weights =
         trellis + (static_cast<int64_t>(block) * args.pairs + first_pair) * kPairWeights;
     const char* inputs = static_cast<const char*>(args.xh) + group * args.pairs * kPairBytes +
@@ -184,14 +195,19 @@ __device__ __forceinline__ void Produce(const GemmArgs& args,
 #pragma unroll 1
       for (; left > 0; left -= kStagePairs) {
         const uint32_t pairs = static_cast<uint32_t>(min(left, kStagePairs));
-        const uint32_t input_bytes = pairs * pair_inputs;
+        const uint32_t bytes = pairs * kPairWeights, input_bytes = pairs * pair_inputs;
         device::BarrierWait(full + 8 * kMaxStages, parity);
-        device::BarrierArriveExpect(full, pairs * kPairWeights + input_bytes);
-        device::BulkCopyEvictFirst(data, weights, pairs * kPairWeights, full, policy);
-        weights += pairs * kPairWeights;
+        device::BarrierArriveExpect(full, (both ? 2 : 1) * bytes + input_bytes);
+        device::BulkCopyEvictFirst(data, weights, bytes, full, policy);
+        if (both) {
+          device::BulkCopyEvictFirst(data + kStageWeights,
+                                     weights + static_cast<int64_t>(args.pairs) * kPairWeights,
+                                     bytes, full, policy);
+        }
+        weights += bytes;
         if (streamed) {
           if (waited) {
-            device::BulkCopy(data + kStagePairs * kPairWeights, inputs, input_bytes, full);
+            device::BulkCopy(data + U * kStageWeights, inputs, input_bytes, full);
           } else {
             header->deferred_from[deferred] = reinterpret_cast<uint64_t>(inputs);
             header->deferred_bytes[deferred] = input_bytes;
@@ -254,7 +270,9 @@ __device__ __forceinline__ void MultiplyPairs(const StageAddress& at,
     }
     // The two tile rows of an accumulator depend on each other: other accumulators go between them,
     // as far as registers allow.
-    constexpr int kBatch = TC == 1 ? (kGroups % 2 == 0 ? 2 : 1) : kGroups % 3 == 0 ? 3 : 1;
+    constexpr int kBatch = TC == 1 || kGroups == 2 ? (kGroups % 2 == 0 ? 2 : 1)
+                           : kGroups % 3 == 0      ? 3
+                                                   : 1;
 #pragma unroll
     for (int g0 = 0; g0 < kGroups; g0 += kBatch) {
       uint4 x[kBatch];
@@ -302,14 +320,15 @@ __device__ __forceinline__ void MultiplyGroups(const StageAddress& at,
   }
 }
 
-template <int kStagePairs, int K, int TC>
+template <int kStagePairs, int K, int TC, int U>
 __device__ __forceinline__ StageAddress
 Address(const Ring& ring, const LaneWindow& window, bool resident, uint32_t resident_b) {
-  const uint32_t tile = ring.data + (threadIdx.x / 32) * (TC * kTileBytesPerBit * K);
+  constexpr uint32_t kStageWeights = 2 * kStagePairs * (8 * kTileBytesPerBit * K);
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t tile = ring.data + warp / kWarps<TC> * kStageWeights +
+                        warp % kWarps<TC> * (TC * kTileBytesPerBit * K);
   return {tile + window.word0, tile + window.word1, tile + window.word2,
-          resident
-              ? resident_b
-              : ring.data + 2 * kStagePairs * (8 * kTileBytesPerBit * K) + (threadIdx.x & 31) * 16};
+          resident ? resident_b : ring.data + U * kStageWeights + (threadIdx.x & 31) * 16};
 }
 
 // Gives the current stage back to the producer and goes on to the next.
@@ -327,7 +346,7 @@ __device__ __forceinline__ void Release(const GemmArgs& args,
 }
 
 // Multiplies one task. Leaves the sums in acc: of the only segment, or of all of them.
-template <int K, int kCodebook, int TC, int NT, int kStagePairs>
+template <int K, int kCodebook, int TC, int NT, int kStagePairs, int U = 1>
 __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
                                              const Task& task,
                                              uint32_t barriers,
@@ -357,7 +376,7 @@ __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
 #pragma unroll 1
     for (; left >= kStagePairs; left -= kStagePairs) {
       device::BarrierWait(ring.barrier, ring.parity);
-      const StageAddress at = Address<kStagePairs, K, TC>(ring, window, resident, next_resident);
+      const StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
       MultiplyGroups<K, kCodebook, TC, NT, kStagePairs>(at, window.shift, task.num_groups,
                                                         pair_inputs, acc);
       next_resident += kStagePairs * pair_inputs;
@@ -365,7 +384,7 @@ __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
     }
     if (left > 0) {
       device::BarrierWait(ring.barrier, ring.parity);
-      StageAddress at = Address<kStagePairs, K, TC>(ring, window, resident, next_resident);
+      StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
 #pragma unroll 1
       for (int i = 0; i < left; ++i) {
         MultiplyPairs<K, kCodebook, TC, NT, NT, 1>(at, window.shift, pair_inputs, acc);
@@ -385,7 +404,7 @@ __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
     for (int c = 0; c < TC; ++c) {
 #pragma unroll
       for (int g = 0; g < NT; ++g) {
-        float4& total = mine[(c * NT + g) * kConsumers<TC>];
+        float4& total = mine[(c * NT + g) * kConsumers<TC, U>];
         float(&v)[4] = acc[c][g];
         if (!is_first) {
           const float4 t = total;
@@ -406,21 +425,25 @@ __device__ __forceinline__ float* GateUpPartial(
   return args.partial + ((position * args.num_blocks + unit) * 2 + which) * num_partials * kBlockN;
 }
 
-// Puts fragments into rows of 128 outputs: row r of the task goes to row_address(r).
+// Puts fragments into rows of 128 outputs: row r of the task's block of outputs u < units goes to
+// row_address(r, u).
 template <int TC, int NT, class RowAddress>
 __device__ __forceinline__ void StoreFragments(const float (&acc)[TC][NT][4],
                                                int num_rows,
+                                               int units,
                                                RowAddress row_address) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x & 31);
-  const int col = warp * TC * 16 + lane / 4;
+  const int unit = warp / kWarps<TC>;
+  const int col = warp % kWarps<TC> * TC * 16 + lane / 4;
+  if (unit >= units) return;
 #pragma unroll
   for (int g = 0; g < NT; ++g) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = g * kGroupRows + 2 * (lane & 3) + i;
       if (row < num_rows) {
-        float* out = row_address(row) + col;
+        float* out = row_address(row, unit) + col;
 #pragma unroll
         for (int c = 0; c < TC; ++c) {
           out[c * 16] = acc[c][g][i];
@@ -433,42 +456,43 @@ __device__ __forceinline__ void StoreFragments(const float (&acc)[TC][NT][4],
 
 // True in every consumer thread of the block that arrives last of `expected` at the counter; then
 // everything the others wrote before arriving is visible.
-template <int TC>
+template <int kThreads>
 __device__ __forceinline__ bool ArriveLast(uint32_t* counter,
                                            uint32_t expected,
                                            SharedHeader* header) {
-  device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
+  device::NamedBarrier(kConsumerBarrier, kThreads);
   if (threadIdx.x == 0) {
     // Release and acquire; cumulative, so it covers what the barrier made visible to this thread.
     const bool last = device::AtomicAddAcquireRelease(counter, 1u) == expected - 1;
     if (last) *counter = 0;
     header->last_arrival = last;
   }
-  device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
+  device::NamedBarrier(kConsumerBarrier, kThreads);
   return header->last_arrival != 0;
 }
 
-template <int TC, int NT>
+template <int TC, int NT, int U>
 __device__ __forceinline__ void FinishTask(const GemmArgs& args,
                                            const Task& task,
                                            SharedHeader* header,
                                            const int32_t* order,
                                            float* z,
                                            const float (&acc)[TC][NT][4]) {
+  constexpr int kThreads = kConsumers<TC, U>, kRowStep = kWarps<TC, U> / U;
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int num_partials = args.whole ? 1 : args.num_segments;
   const int segment = args.whole ? 0 : task.segment_begin;
 
-  if (args.kind == GemmKind::kGateUp) {
-    StoreFragments<TC, NT>(acc, task.num_rows, [&](int row) {
+  if (U == 1 && args.kind == GemmKind::kGateUp) {
+    StoreFragments<TC, NT>(acc, task.num_rows, 1, [&](int row, int) {
       return GateUpPartial(args, task.first_row + row, task.unit, task.which, num_partials) +
              segment * kBlockN;
     });
     return;
   }
-  if (args.kind == GemmKind::kDown) {
-    StoreFragments<TC, NT>(acc, task.num_rows, [&](int row) {
+  if (U == 1 && args.kind == GemmKind::kDown) {
+    StoreFragments<TC, NT>(acc, task.num_rows, 1, [&](int row, int) {
       return args.slot_out +
              (static_cast<int64_t>(order[task.first_row + row]) * args.num_blocks + task.unit) *
                  kBlockN;
@@ -477,32 +501,40 @@ __device__ __forceinline__ void FinishTask(const GemmArgs& args,
   }
 
   const GemmMatrix& m = args.matrices[task.matrix];
+  const int units = UnitsOf<U>(args, task.unit);
+  // A warp finishes every kRowStep-th row of one block of outputs.
+  const int unit = warp % U, block = task.unit - m.first_unit + (unit < units ? unit : 0);
+  const int end = unit < units ? task.num_rows : 0;
   if (args.whole) {
-    const float4 svh = LoadHalf4(m.svh, (task.unit - m.first_unit) * kBlockN + 4 * lane);
-    device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);  // z is free (it overlaps totals)
-    StoreFragments<TC, NT>(acc, task.num_rows, [&](int row) { return z + row * kZStride; });
-    device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
-    for (int row = warp; row < task.num_rows; row += kWarps<TC>) {
-      const float4 v = *reinterpret_cast<const float4*>(z + row * kZStride + 4 * lane);
-      FinishLinearRow(args, m, task.unit - m.first_unit, task.first_row + row, v, svh, lane);
+    const float4 svh = LoadHalf4(m.svh, block * kBlockN + 4 * lane);
+    device::NamedBarrier(kConsumerBarrier, kThreads);  // z is free (it overlaps totals)
+    StoreFragments<TC, NT>(acc, task.num_rows, units, [&](int row, int u) {
+      return z + (u * NT * kGroupRows + row) * kZStride;
+    });
+    device::NamedBarrier(kConsumerBarrier, kThreads);
+    for (int row = warp / U; row < end; row += kRowStep) {
+      const float4 v = *reinterpret_cast<const float4*>(
+          z + (unit * NT * kGroupRows + row) * kZStride + 4 * lane);
+      FinishLinearRow(args, m, block, task.first_row + row, v, svh, lane);
     }
     // The next task's segment sums overlap z.
-    if (args.num_segments > 1) device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
+    if (args.num_segments > 1) device::NamedBarrier(kConsumerBarrier, kThreads);
     return;
   }
 
-  const int64_t first_row = static_cast<int64_t>(task.unit) * args.rows + task.first_row;
-  StoreFragments<TC, NT>(acc, task.num_rows, [&](int row) {
-    return args.partial + ((first_row + row) * num_partials + segment) * kBlockN;
-  });
+  auto partial = [&](int row, int u) {
+    const int64_t at = static_cast<int64_t>(task.unit + u) * args.rows + task.first_row + row;
+    return args.partial + at * num_partials * kBlockN;
+  };
+  StoreFragments<TC, NT>(acc, task.num_rows, units,
+                         [&](int row, int u) { return partial(row, u) + segment * kBlockN; });
   if (args.external_finish) return;
-  const float4 svh = LoadHalf4(m.svh, (task.unit - m.first_unit) * kBlockN + 4 * lane);
+  const float4 svh = LoadHalf4(m.svh, block * kBlockN + 4 * lane);
   uint32_t* counter = args.counters + task.unit * args.num_tiles + task.tile;
-  if (!ArriveLast<TC>(counter, static_cast<uint32_t>(args.num_segments), header)) return;
-  for (int row = warp; row < task.num_rows; row += kWarps<TC>) {
-    const float* first = args.partial + (first_row + row) * num_partials * kBlockN;
-    const float4 v = SumSegments(first, num_partials, lane);
-    FinishLinearRow(args, m, task.unit - m.first_unit, task.first_row + row, v, svh, lane);
+  if (!ArriveLast<kThreads>(counter, static_cast<uint32_t>(args.num_segments), header)) return;
+  for (int row = warp / U; row < end; row += kRowStep) {
+    const float4 v = SumSegments(partial(row, unit), num_partials, lane);
+    FinishLinearRow(args, m, block, task.first_row + row, v, svh, lane);
   }
 }
 
@@ -515,7 +547,7 @@ __device__ __forceinline__ bool SameInputs(const GemmArgs& args, const Task& tas
   return previous.matrix == task.matrix && previous.segment_begin == task.segment_begin;
 }
 
-template <int K, int kCodebook, int TC, int NT, int kStagePairs>
+template <int K, int kCodebook, int TC, int NT, int kStagePairs, int U = 1>
 __device__ __forceinline__ void RunTask(const GemmArgs& args,
                                         const MoeEntry* entries,
                                         int task_index,
@@ -529,23 +561,23 @@ __device__ __forceinline__ void RunTask(const GemmArgs& args,
   {
     const Task task = MakeTask(args, entries, task_index);
     if (args.resident && !SameInputs(args, task, task_index)) {
-      device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
+      device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
       RotateInputs(
           args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
           SegmentBegin(args, task.segment_end),
           device::SharedAddress(shared) + static_cast<uint32_t>(args.resident_offset),
-          static_cast<int>(threadIdx.x / 32), kWarps<TC>,
+          static_cast<int>(threadIdx.x / 32), kWarps<TC, U>,
           [](uint32_t at, auto v) { device::StoreShared(at, v); }, [] {});
-      device::NamedBarrier(kConsumerBarrier, kConsumers<TC>);
+      device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
     }
     const uint32_t shared_address = device::SharedAddress(shared);
-    MultiplyTask<K, kCodebook, TC, NT, kStagePairs>(
+    MultiplyTask<K, kCodebook, TC, NT, kStagePairs, U>(
         args, task, shared_address, shared_address + kSharedHeaderBytes,
         shared_address + args.resident_offset, reinterpret_cast<float4*>(z), window, ring, acc);
   }
   // Made again rather than kept: the product needs every register.
   asm volatile("" : "+r"(task_index));
-  FinishTask<TC, NT>(args, MakeTask(args, entries, task_index), header, order, z, acc);
+  FinishTask<TC, NT, U>(args, MakeTask(args, entries, task_index), header, order, z, acc);
 }
 
 template <int K, int kCodebook, int TC, int NT>
@@ -684,16 +716,19 @@ __global__ void __launch_bounds__(kConsumers<TC> + 32, kBlocksByRegisters<NT>)
   }
 }
 
-template <int K, int kCodebook, int TC, int NT>
-int LaunchGemm(const GemmArgs& args, int grid, size_t shared_bytes, void* stream) {
-  auto* kernel = &Exl3GemmKernel<K, kCodebook, TC, NT>;
+inline int LaunchProduct(void (*kernel)(GemmArgs),
+                         int threads,
+                         const GemmArgs& args,
+                         int grid,
+                         size_t shared_bytes,
+                         void* stream) {
   // Cheap, idempotent and per device, so it is simply repeated.
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return static_cast<int>(error);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(kConsumers<TC> + 32);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   cudaLaunchAttribute attribute{};
@@ -702,6 +737,12 @@ int LaunchGemm(const GemmArgs& args, int grid, size_t shared_bytes, void* stream
   config.attrs = &attribute;
   config.numAttrs = 1;
   return static_cast<int>(cudaLaunchKernelEx(&config, kernel, args));
+}
+
+template <int K, int kCodebook, int TC, int NT>
+int LaunchGemm(const GemmArgs& args, int grid, size_t shared_bytes, void* stream) {
+  return LaunchProduct(&Exl3GemmKernel<K, kCodebook, TC, NT>, kConsumers<TC> + 32, args, grid,
+                       shared_bytes, stream);
 }
 
 template <int K>

@@ -14,9 +14,10 @@
 
 namespace twinspark::exl3 {
 
-inline constexpr int kBlockN = 128;   // outputs of one task: a Hadamard block
-inline constexpr int kPairK = 32;     // inputs of two tile rows, the unit of the ring
-inline constexpr int kGroupRows = 8;  // rows (tokens) of one tensor instruction
+inline constexpr int kBlockN = 128;     // outputs of one task: a Hadamard block
+inline constexpr int kPairK = 32;       // inputs of two tile rows, the unit of the ring
+inline constexpr int kGroupRows = 8;    // rows (tokens) of one tensor instruction
+inline constexpr int kPairBytes = 512;  // of 8 rows of rotated inputs and kPairK channels
 inline constexpr int kMaxMatrices = 8;
 inline constexpr int kMaxTileGroups = 12;   // 96 rows share a decoded tile at most
 inline constexpr int kMaxSmallSlots = 384;  // (row, expert) pairs that every block sorts by itself
@@ -93,8 +94,8 @@ struct GemmArgs {
   int32_t whole;  // 1: a task runs all segments and finishes; 0: one segment, the last one finishes
   int32_t resident;  // 1: blocks rotate their own input into shared memory; 0: rotated input is
                      // streamed
-  int32_t external_finish;  // segments: another kernel adds them
-  int32_t cluster_units;    // 0, or blocks of outputs that share a cluster (exl3_cluster_cuda.cuh)
+  int32_t external_finish;    // segments: another kernel adds them
+  int32_t warpgroup;          // 1: xh as warpgroup instructions read it (exl3_warpgroup_cuda.cuh)
   int32_t rounding_upstream;  // x * suh rounded to f16 too (golden comparison only)
   int32_t pairs;              // k / 32
   int32_t num_segments;
@@ -107,6 +108,7 @@ struct GemmArgs {
   int32_t resident_offset, z_offset, route_offset;
   // Linear.
   int32_t num_matrices, num_units, tile_groups, num_tiles, num_groups;
+  int32_t task_units = 1;  // blocks of outputs of a task: 1 or 2
   GemmMatrix matrices[kMaxMatrices];
   // Mixture of experts.
   const MoeExpert* experts;
@@ -149,8 +151,15 @@ GemmLauncher GemmLauncherK6(int codebook, int groups, bool wide);
 GemmLauncher GemmLauncherK7(int codebook, int groups, bool wide);
 GemmLauncher GemmLauncherK8(int codebook, int groups, bool wide);
 
-// The kernel for clusters (exl3_cluster_cuda.cuh) of one K and mul1, for 1, 2, 3, 4 or 6 groups.
-const void* FindClusterKernel(int bits, int groups);
+// Kernels for up to 48 rows of linears with mul1: by tasks of one block of outputs, of two (fewer
+// rows), of one with warpgroup instructions (compute capability 9.0).
+enum class TaskForm : int32_t { kOne, kTwo, kWarpgroup };
+
+// The kernel for tasks in rounds (exl3_few_cuda.cuh), kTwo or kWarpgroup; null otherwise.
+GemmLauncher FindFew(int bits, int groups, TaskForm form);
+
+// The kernel for clusters (exl3_cluster_cuda.cuh), kOne or kTwo, or null.
+const void* FindClusterKernel(int bits, int groups, TaskForm form);
 
 const void* ClusterKernelK1(int groups);
 const void* ClusterKernelK2(int groups);
@@ -160,6 +169,23 @@ const void* ClusterKernelK5(int groups);
 const void* ClusterKernelK6(int groups);
 const void* ClusterKernelK7(int groups);
 const void* ClusterKernelK8(int groups);
+
+GemmLauncher FewLauncherK1(int groups, TaskForm form);
+GemmLauncher FewLauncherK2(int groups, TaskForm form);
+GemmLauncher FewLauncherK3(int groups, TaskForm form);
+GemmLauncher FewLauncherK4(int groups, TaskForm form);
+GemmLauncher FewLauncherK5(int groups, TaskForm form);
+GemmLauncher FewLauncherK6(int groups, TaskForm form);
+GemmLauncher FewLauncherK7(int groups, TaskForm form);
+GemmLauncher FewLauncherK8(int groups, TaskForm form);
+const void* ClusterOfTwoK1(int groups);
+const void* ClusterOfTwoK2(int groups);
+const void* ClusterOfTwoK3(int groups);
+const void* ClusterOfTwoK4(int groups);
+const void* ClusterOfTwoK5(int groups);
+const void* ClusterOfTwoK6(int groups);
+const void* ClusterOfTwoK7(int groups);
+const void* ClusterOfTwoK8(int groups);
 
 // 8-row groups a kernel is compiled for; a launch uses the smallest that holds its largest task.
 inline constexpr int kGroupSizes[] = {1, 2, 3, 4, 6, 12};

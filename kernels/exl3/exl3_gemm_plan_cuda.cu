@@ -25,7 +25,8 @@ CudaStatus LayOutShared(const CudaDevice& device,
                         bool route,
                         GemmArgs* args,
                         size_t* shared_bytes) {
-  const size_t pair_weights = 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
+  const size_t units = static_cast<size_t>(args->task_units);
+  const size_t pair_weights = units * 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
   const size_t pair_inputs = args->resident ? 0 : static_cast<size_t>(kernel_groups) * kPairBytes;
   const size_t resident =
       args->resident
@@ -33,10 +34,11 @@ CudaStatus LayOutShared(const CudaDevice& device,
           : 0;
   size_t z = 0;  // rows of outputs, or the sums of earlier segments
   if (args->whole && args->kind == GemmKind::kLinear) {
-    z = static_cast<size_t>(kernel_groups) * kGroupRows * kZStride * sizeof(float);
+    z = units * static_cast<size_t>(kernel_groups) * kGroupRows * kZStride * sizeof(float);
   }
   if (args->whole && args->num_segments > 1) {
-    z = std::max(z, static_cast<size_t>(kernel_groups) * kGroupRows * kBlockN * sizeof(float));
+    z = std::max(z,
+                 units * static_cast<size_t>(kernel_groups) * kGroupRows * kBlockN * sizeof(float));
   }
   z = RoundUp(z);
   const size_t route_bytes = route ? RoundUp(sizeof(SharedRoute)) : 0;
@@ -46,8 +48,10 @@ CudaStatus LayOutShared(const CudaDevice& device,
   // As many blocks per SM as registers allow if a ring of four stages fits; in the end one with
   // two.
   for (int blocks = BlocksByRegisters(kernel_groups); blocks >= 1; --blocks) {
-    const size_t budget = std::min(device.shared_bytes_per_block,
-                                   device.shared_bytes_per_sm / blocks - kReservedPerBlock);
+    const size_t budget =
+        std::min(device.shared_bytes_per_block,
+                 device.shared_bytes_per_sm / blocks - kReservedPerBlock -
+                     (args->kind == GemmKind::kLinear && !args->resident ? kReservedPerBlock : 0));
     if (fixed + (blocks >= 3 ? 4 : blocks == 2 ? 3 : 2) * stage > budget) continue;
     args->num_stages =
         static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
@@ -74,17 +78,20 @@ CudaStatus LayOutCluster(const CudaDevice& device,
                          int* blocks_per_sm) {
   constexpr size_t kLeastStages = 3;
   const size_t groups = static_cast<size_t>(kernel_groups);
-  const size_t pair_weights = 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
+  const size_t units = static_cast<size_t>(args->task_units);
+  const size_t pair_weights = units * 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
   const size_t stage = RoundUp(StagePairs(kernel_groups) *
                                (pair_weights + (args->resident ? 0 : groups * kPairBytes)));
   const size_t resident =
       args->resident ? groups * static_cast<size_t>(longest_pairs) * kPairBytes : 0;
   const int slots = (args->rows + args->num_segments - 1) / args->num_segments;
-  const size_t buffer = static_cast<size_t>(slots) * args->num_segments * kBlockN * sizeof(float);
+  const size_t buffer =
+      static_cast<size_t>(slots) * args->num_segments * units * kBlockN * sizeof(float);
   const size_t fixed = kSharedHeaderBytes + resident + buffer;
   for (int blocks = 2; blocks >= 1; --blocks) {
     const size_t budget = std::min(device.shared_bytes_per_block,
-                                   device.shared_bytes_per_sm / blocks - kReservedPerBlock);
+                                   device.shared_bytes_per_sm / blocks - kReservedPerBlock -
+                                       (args->resident ? 0 : kReservedPerBlock));  // to rotate
     if (fixed + kLeastStages * stage > budget) continue;
     args->num_stages =
         static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
@@ -138,8 +145,16 @@ CudaStatus FinishArgs(GemmArgs* args) {
     return CudaError(-1, "exl3: %d segments of %d inputs", args->num_segments,
                      args->pairs * kPairK);
   }
-  // Long segments begin at whole ring stages; short ones are cut as evenly as possible.
-  const int unit = args->pairs / args->num_segments >= 20 && args->pairs % 4 == 0 ? 4 : 1;
+  // Cuts at blocks of 128 inputs, so that no two segments rotate the same block, or at 64, unless
+  // that makes the longest segment longer by more than a pair.
+  const auto longest = [&](int unit) {
+    return (args->pairs / unit + args->num_segments - 1) / args->num_segments * unit;
+  };
+  int unit = 4;
+  while (unit > 1 && (args->pairs % unit != 0 || args->pairs / unit < args->num_segments ||
+                      longest(unit) > longest(1) + 1)) {
+    unit /= 2;
+  }
   for (int s = 0; s <= args->num_segments; ++s) {
     args->segment_begin[s] =
         static_cast<uint16_t>(args->pairs / unit * s / args->num_segments * unit);
@@ -178,24 +193,49 @@ GemmLauncher FindGemm(int bits, int codebook, int groups, bool wide) {
   }
 }
 
-const void* FindClusterKernel(int bits, int groups) {
+GemmLauncher FindFew(int bits, int groups, TaskForm form) {
   switch (bits) {
     case 1:
-      return ClusterKernelK1(groups);
+      return FewLauncherK1(groups, form);
     case 2:
-      return ClusterKernelK2(groups);
+      return FewLauncherK2(groups, form);
     case 3:
-      return ClusterKernelK3(groups);
+      return FewLauncherK3(groups, form);
     case 4:
-      return ClusterKernelK4(groups);
+      return FewLauncherK4(groups, form);
     case 5:
-      return ClusterKernelK5(groups);
+      return FewLauncherK5(groups, form);
     case 6:
-      return ClusterKernelK6(groups);
+      return FewLauncherK6(groups, form);
     case 7:
-      return ClusterKernelK7(groups);
+      return FewLauncherK7(groups, form);
     case 8:
-      return ClusterKernelK8(groups);
+      return FewLauncherK8(groups, form);
+    default:
+      return nullptr;
+  }
+}
+
+const void* FindClusterKernel(int bits, int groups, TaskForm form) {
+  if (form == TaskForm::kWarpgroup) return nullptr;
+  const bool one = form == TaskForm::kOne;
+  switch (bits) {
+    case 1:
+      return one ? ClusterKernelK1(groups) : ClusterOfTwoK1(groups);
+    case 2:
+      return one ? ClusterKernelK2(groups) : ClusterOfTwoK2(groups);
+    case 3:
+      return one ? ClusterKernelK3(groups) : ClusterOfTwoK3(groups);
+    case 4:
+      return one ? ClusterKernelK4(groups) : ClusterOfTwoK4(groups);
+    case 5:
+      return one ? ClusterKernelK5(groups) : ClusterOfTwoK5(groups);
+    case 6:
+      return one ? ClusterKernelK6(groups) : ClusterOfTwoK6(groups);
+    case 7:
+      return one ? ClusterKernelK7(groups) : ClusterOfTwoK7(groups);
+    case 8:
+      return one ? ClusterKernelK8(groups) : ClusterOfTwoK8(groups);
     default:
       return nullptr;
   }

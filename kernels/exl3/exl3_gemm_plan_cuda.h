@@ -10,10 +10,11 @@
 
 namespace twinspark::exl3 {
 
-// Rows, and rows times weights, up to which blocks rotate their own inputs (a launch costs what 1.5
-// us of product cost; a rotated row costs 2 % of a product), and the shared memory it may take.
-inline constexpr int kResidentRows = 8;
-inline constexpr double kResidentWork = 130e6;
+inline constexpr int kMaxFewRows = 48;  // of the paths of LinearPath
+
+// Without clusters: rows up to which blocks rotate their own inputs, and the shared memory it may
+// take.
+inline constexpr int kResidentRows = 4;
 inline constexpr size_t kResidentLimit = 60 * 1024;
 
 // Fills the ring and offset fields of `args`. `longest_pairs`: of a task, for resident inputs.

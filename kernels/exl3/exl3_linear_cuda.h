@@ -19,7 +19,18 @@
 
 namespace twinspark {
 
-inline constexpr int kNoClusters = -1, kStreamedClusters = -2;  // the latter: x is rotated before
+// Ways through a call of up to 48 rows; the results are the same on all of them.
+enum class LinearPath : int32_t {
+  kAuto,
+  kTasks,             // tasks in rounds, segment sums through scratch
+  kTasksOfTwo,        // two blocks of outputs a task, up to 16 rows
+  kTasksWarpgroup,    // x rotated before; the tensor instructions of compute capability 9.0
+  kClusters,          // segment sums meet inside a cluster; blocks rotate their own input
+  kClustersOfTwo,     // two blocks of outputs a task, up to 24 rows
+  kClustersStreamed,  // a kernel before rotates x
+  kClustersOfTwoStreamed,
+};
+inline constexpr int kNumLinearPaths = 8;
 
 struct Exl3LinearCudaParams {
   int32_t k = 0;         // inputs, a multiple of 128
@@ -32,10 +43,9 @@ struct Exl3LinearCudaParams {
   exl3::GemmMatrix matrices[exl3::kMaxMatrices] = {};  // first_unit is filled by the op
   int32_t num_segments = 0;                            // 0: Exl3Segments(k, sum of n / 128)
   bool rounding_upstream = false;                      // golden comparison only
-  // For checks and measurements; results are the same on every path. 0: the plan chooses. U > 0:
-  // clusters in which U blocks of outputs share the rotation of x; or one of the values below. A
-  // path that the call does not have is refused.
-  int32_t cluster_units = 0;
+  // For checks and measurements: a path that the call does not have is refused. kAuto: the plan
+  // chooses.
+  LinearPath path = LinearPath::kAuto;
 };
 
 inline constexpr int kMaxLinearRows = 8192;
@@ -50,9 +60,11 @@ void Exl3ClusterPlaces(CudaDevice* device);
 
 struct Exl3LinearPlan {
   exl3::GemmArgs args;
+  exl3::TaskForm form;
   int kernel_groups;
   int grid;
-  int cluster;  // blocks of a cluster; 0: none
+  int cluster;        // blocks of a cluster; 0: none
+  int rotate_blocks;  // least blocks of the kernel that rotates before
   size_t shared_bytes;
   size_t xh_bytes, partial_bytes;  // of the workspace, after the counters
 };

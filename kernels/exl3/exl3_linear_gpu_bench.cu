@@ -207,6 +207,10 @@ const Shape kShapes[] = {
 
 constexpr double kWeightsPerUs = 4.4e6;
 
+constexpr const char* kPathNames[kNumLinearPaths] = {
+    "auto",     "tasks",           "tasks of two",      "tasks warpgroup",
+    "clusters", "clusters of two", "clusters streamed", "two streamed"};
+
 Exl3LinearCudaParams Params(const Shape& s, int rows) {
   Exl3LinearCudaParams p;
   p.k = s.k;
@@ -317,10 +321,10 @@ int Main(int argc, char** argv) {
     }
     const Workspace workspace(Exl3LinearWorkspaceBytes(shape, device, max_rows) +
                               (size_t{256} << 20));
-    auto params = [&](int rows, int segments, int cluster_units, int i) {
+    auto params = [&](int rows, int segments, LinearPath path, int i) {
       Exl3LinearCudaParams p = Params(s, rows);
       p.num_segments = segments;
-      p.cluster_units = cluster_units;
+      p.path = path;
       for (int j = 0; j < s.count; ++j) {
         p.matrices[j] =
             copies.matrices[static_cast<size_t>((i % copies_wanted) * s.count + j)].Bind(
@@ -329,12 +333,12 @@ int Main(int argc, char** argv) {
       return p;
     };
     // 0 if the path does not exist for the shape.
-    auto time = [&](int rows, int segments, int cluster_units) {
+    auto time = [&](int rows, int segments, LinearPath path) {
       Exl3LinearPlan plan;
-      if (!PlanExl3Linear(params(rows, segments, cluster_units, 0), device, &plan).ok()) return 0.0;
+      if (!PlanExl3Linear(params(rows, segments, path, 0), device, &plan).ok()) return 0.0;
       return TimeGraph(calls, quick ? 4 : 8, [&](int i, cudaStream_t stream) {
-        GPU_CHECK_OK(Exl3LinearCuda(params(rows, segments, cluster_units, i), device,
-                                    workspace.view(), stream));
+        GPU_CHECK_OK(
+            Exl3LinearCuda(params(rows, segments, path, i), device, workspace.view(), stream));
       });
     };
     const int units = s.n / 128 * s.count;
@@ -343,26 +347,30 @@ int Main(int argc, char** argv) {
     if (const char* probe = Option(argc, argv, "probe")) {
       int segments = 0, path = 0, rows = 1;
       if (std::sscanf(probe, "%d,%d,%d", &segments, &path, &rows) != 3) return 2;
-      std::printf("%s: %.2f us\n", s.name, time(rows, segments, path));
+      std::printf("%s: %.2f us\n", s.name, time(rows, segments, static_cast<LinearPath>(path)));
       for (int i = 0; i < 4; ++i) {
-        Exl3LinearCudaParams p = params(rows, segments, path, i);
+        Exl3LinearCudaParams p = params(rows, segments, static_cast<LinearPath>(path), i);
         GPU_CHECK_OK(Exl3LinearCuda(p, device, workspace.view(), nullptr));
       }
       GPU_CHECK(cudaDeviceSynchronize());
       continue;
     }
     if (sweep) {
-      // Cuts, and for each the paths (Exl3LinearCudaParams::cluster_units).
+      // Cuts, and for each the paths (LinearPath).
       const int chosen = Exl3Segments(s.k, units);
       for (int segments : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16}) {
+        const char* extra = Option(argc, argv, "extra");
+        if (Flag(argc, argv, "chosen") && segments != chosen &&
+            (extra == nullptr || segments != std::atoi(extra)))
+          continue;
         if (segments > s.k / 128 || (segments != chosen && units * segments > 400)) continue;
-        for (int path : {kNoClusters, kStreamedClusters, 1, 2, 4}) {
-          if (path == kNoClusters && segments != chosen) continue;
+        for (int path = 1; path < kNumLinearPaths; ++path) {
+          if (path <= static_cast<int>(LinearPath::kTasksWarpgroup) && segments != chosen) continue;
           bool any = false;
-          for (int rows : {1, 2, 8, 16, 24, 48}) {
-            const double us = time(rows, segments, path);
+          for (int rows : {1, 2, 4, 6, 8, 12, 16, 24, 32, 48}) {
+            const double us = time(rows, segments, static_cast<LinearPath>(path));
             if (us == 0) continue;
-            if (!any) std::printf("%-15s S %2d path %2d:", s.name, segments, path);
+            if (!any) std::printf("%-15s S %2d %-20s", s.name, segments, kPathNames[path]);
             any = true;
             std::printf("  %d: %.2f", rows, us);
           }
@@ -377,7 +385,7 @@ int Main(int argc, char** argv) {
     total_mismatches += same.mismatches;
     std::printf("%-15s %3d %6.2f %2d", s.name, s.bits, floor, Exl3Segments(s.k, units));
     for (int i = 0; i < kNumRowCounts; ++i) {
-      const double us = time(kRowCounts[i], 0, 0);
+      const double us = time(kRowCounts[i], 0, LinearPath::kAuto);
       const double ratio = s.anchor[i] / us;
       std::printf(" %6.2f %4.2fx", us, ratio);
       json.Write(

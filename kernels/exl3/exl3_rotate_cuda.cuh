@@ -22,8 +22,6 @@ namespace twinspark::exl3 {
 using device::Hadamard128;
 using device::kHadamardScale;
 
-inline constexpr int kPairBytes = 512;
-
 __device__ __forceinline__ float4 LoadHalf4(const void* base, int64_t index) {
   const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const __half*>(base) + index);
   const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
@@ -31,15 +29,23 @@ __device__ __forceinline__ float4 LoadHalf4(const void* base, int64_t index) {
   return make_float4(a.x, a.y, b.x, b.y);
 }
 
+// Four numbers of two bytes.
+__device__ __forceinline__ float4 ToFloat4(uint2 raw, int type) {
+  if (type == kTypeF16) {
+    const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
+    const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
+    return make_float4(a.x, a.y, b.x, b.y);
+  }
+  return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
+                     __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
+}
+
 // Four neighbouring elements of a row; columns from `cols` on are zero (cols is a multiple of 4).
 __device__ __forceinline__ float4 LoadRow4(const void* row, int type, int col, int cols) {
   if (col >= cols) return make_float4(0, 0, 0, 0);
   if (type == kTypeF32)
     return *reinterpret_cast<const float4*>(static_cast<const float*>(row) + col);
-  if (type == kTypeF16) return LoadHalf4(row, col);
-  const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(row) + col);
-  return make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
-                     __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u));
+  return ToFloat4(*reinterpret_cast<const uint2*>(static_cast<const __half*>(row) + col), type);
 }
 
 __device__ __forceinline__ float RoundBf16(float v) {

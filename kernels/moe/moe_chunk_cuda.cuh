@@ -17,10 +17,10 @@
 
 #include "kernels/cuda/launch_cuda.cuh"
 #include "kernels/device/ptx.cuh"
+#include "kernels/device/wgmma_sm90.cuh"
 #include "kernels/exl3/exl3_decode_cuda.cuh"
 #include "kernels/moe/moe_chunk_cuda.h"
 #include "kernels/moe/moe_rows_cuda.cuh"
-#include "kernels/moe/wgmma_cuda.cuh"
 
 namespace twinspark::exl3 {
 

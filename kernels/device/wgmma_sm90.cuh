@@ -66,6 +66,20 @@ __device__ __forceinline__ uint64_t SwizzledTile(uint32_t address16) {
   return tile;
 }
 
+// B without that exchange: rows of 8 f16, 8 rows side by side (128 bytes), the two k8 halves of a
+// k16 step one behind the other; `address16`: of a step's first 8 rows / 16, the next 8 rows are
+// `kGroupStride` bytes further.
+template <uint32_t kGroupStride>
+__device__ __forceinline__ uint64_t PlainTile(uint32_t address16) {
+  constexpr uint32_t kHalfStride = uint32_t{128 / 16} << 16;
+  constexpr uint32_t kAddressMask = 0x3fff;  // in a cluster the address has the block's rank on top
+  uint64_t tile;
+  asm("mov.b64 %0, {%1, %2};"
+      : "=l"(tile)
+      : "r"((address16 & kAddressMask) + kHalfStride), "n"(kGroupStride / 16));
+  return tile;
+}
+
 // d += a b for 64 x 16 by 16 x 8 kGroups, kGroups even, 2 .. 12; d may have more than its 4
 // kGroups.
 template <int kGroups, int kCount>
