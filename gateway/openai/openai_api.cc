@@ -14,9 +14,8 @@
 #include "common/limits.h"
 #include "common/log.h"
 #include "common/string_view.h"
-#include "gateway/openai/chat_request.h"
-#include "gateway/openai/completion_request.h"
 #include "gateway/openai/generation_job.h"
+#include "gateway/openai/prepare_job.h"
 #include "gateway/openai/tokenize.h"
 #include "gateway/text/ordered_json.h"
 
@@ -29,75 +28,8 @@ constexpr size_t kMaxInlineBodyBytes = 32 << 10;
 // Prompts are counted to their end up to twice the context and so many more; what is longer is
 // refused without being read on.
 constexpr int64_t kMaxIdsBeyond = 65536;
-// Log-probabilities of prompts in one response: about 20 MB of JSON.
-constexpr int64_t kMaxPromptLogprobs = 262144;
 constexpr int kPreflightSeconds = 600;
 constexpr size_t kMaxPreparedBytes = 256 << 20;
-
-// How often one token of the prompt is listed in the response: in `prompt_logprobs` (a chat has one
-// list, completions have one for every choice) and in the `logprobs` of every choice that echoes.
-int64_t PromptEntriesPerId(const JobOptions& job) {
-  const int64_t n = job.common.num_choices;
-  int64_t entries = 0;
-  if (job.num_prompt_logprobs >= 0) {
-    entries += (job.head.is_chat ? 1 : n) * (1 + int64_t{job.num_prompt_logprobs});
-  }
-  if (job.echo_logprobs) entries += n * (1 + int64_t{job.common.sampling.num_logprobs});
-  return entries;
-}
-
-// Whether the choices can ever wait and run together.
-bool FitsQueue(const JobOptions& job, const EngineLimits& engine, std::optional<ApiError>* error) {
-  const int64_t most = int64_t{engine.max_queue} + engine.num_slots;
-  const auto num_prompts = static_cast<int64_t>(job.prompts.size());
-  const int64_t num_choices = num_prompts * job.common.num_choices;
-  // Not ready yet: the engine refuses the request.
-  if (engine.max_queue == 0 || num_choices <= most) return true;
-  *error = ApiError::Invalid(
-      num_prompts > most ? "prompt" : "n",
-      absl::StrCat("The request has ", num_choices, " choices (prompts x `n`), at most ", most,
-                   " can wait and run at the same time."));
-  return false;
-}
-
-bool FitsContext(const JobOptions& job,
-                 const EngineLimits& engine,
-                 std::string_view param,
-                 std::optional<ApiError>* error) {
-  const int64_t context = engine.max_context > 0 ? engine.max_context : limits::kMaxContext;
-  const int64_t entries_per_id = PromptEntriesPerId(job);
-  int64_t num_logprobs = 0;
-  for (const JobPrompt& prompt : job.prompts) {
-    const auto num_ids =
-        static_cast<int64_t>(prompt.is_cut ? prompt.num_ids_at_least : prompt.ids.size());
-    num_logprobs += num_ids * entries_per_id;
-    // Not ready yet: the engine refuses the request, whatever its length.
-    if (engine.max_context == 0 && !prompt.is_cut) continue;
-    const std::optional<int32_t> fits =
-        TokensThatFit(context, num_ids, prompt.is_cut,
-                      job.no_output ? std::optional<int32_t>(1) : job.common.max_tokens,
-                      std::string(param), error);
-    if (!fits.has_value()) return false;
-    const int64_t most = job.common.max_tokens.has_value()
-                             ? *fits
-                             : std::min<int64_t>(*fits, engine.max_output_default);
-    if (job.common.sampling.min_tokens <= most || job.no_output || engine.max_output_default == 0) {
-      continue;
-    }
-    *error = ApiError::Invalid(
-        "min_tokens", absl::StrCat("`min_tokens` is ", job.common.sampling.min_tokens, ", at most ",
-                                   most, " tokens can be generated."));
-    return false;
-  }
-  if (num_logprobs <= kMaxPromptLogprobs) return true;
-  *error = ApiError::Invalid(
-      job.num_prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs",
-      absl::StrCat("The log-probabilities of the prompt would be ", num_logprobs,
-                   " entries (tokens of the prompt x ", entries_per_id,
-                   ": 1 + the most likely, in every list and choice that shows them), at most ",
-                   kMaxPromptLogprobs, " are allowed in one response."));
-  return false;
-}
 
 // Time does not depend on where the strings differ.
 bool EqualsInConstantTime(std::string_view a, std::string_view b) {
@@ -219,17 +151,6 @@ OpenAiApi::OpenAiApi(OpenAiOptions options,
       created_(UnixTimeUs() / 1000000),
       http_metrics_(std::make_shared<HttpMetrics>(metrics)),
       worker_(kMaxPreparedBytes) {}
-
-// The vocabulary is the model's, once one is there: the engine checks ids against the same.
-FieldLimits OpenAiApi::FieldLimitsOf(const EngineLimits& engine) const {
-  FieldLimits limits;
-  limits.vocab_size = engine.vocab_size;
-  limits.max_context = engine.max_context;
-  if (limits.vocab_size == 0) limits.vocab_size = text_.tokenizer->vocab_size();
-  limits.default_temperature = options_.default_temperature;
-  limits.default_top_p = options_.default_top_p;
-  return limits;
-}
 
 std::string OpenAiApi::HttpErrorBody(int status, std::string_view message) {
   return ApiError::OfHttp(status, message).Body();
@@ -412,24 +333,24 @@ OpenAiApi::Prepared OpenAiApi::Prepare(const RouteInfo& route,
   const std::optional<Json> json = ReadBody(body, &result.error);
   if (!json.has_value()) return result;
   const EngineStatus engine = service_.GetStatus();
-  const int64_t context =
+  const int64_t max_context =
       engine.limits.max_context > 0 ? engine.limits.max_context : int64_t{limits::kMaxContext};
-  EncodeBudget budget;
-  budget.max_ids = static_cast<size_t>(2 * context + kMaxIdsBeyond);
-  budget.cancelled = is_gone;
+  JobContext context{options_, text_, engine, request_id, {}};
+  context.budget.max_ids = static_cast<size_t>(2 * max_context + kMaxIdsBeyond);
+  context.budget.cancelled = is_gone;
   switch (route.route) {
     case Route::kChat:
-      PrepareChat(*json, request_id, engine, budget, &result);
+      result.job = PrepareChat(*json, context, &result.error);
       break;
     case Route::kCompletions:
-      PrepareCompletions(*json, request_id, engine, budget, &result);
+      result.job = PrepareCompletions(*json, context, &result.error);
       break;
     case Route::kTokenize:
-      result.answer = Tokenize(*json, text_, engine.limits.max_context, budget, &result.error);
+      result.answer =
+          Tokenize(*json, text_, engine.limits.max_context, context.budget, &result.error);
       break;
     case Route::kDetokenize:
-      result.answer =
-          Detokenize(*json, text_, FieldLimitsOf(engine.limits).vocab_size, &result.error);
+      result.answer = Detokenize(*json, text_, FieldLimitsOf(context).vocab_size, &result.error);
       break;
     default:
       result.error = ApiError::Invalid({}, absl::StrCat(std::string(route.path),
@@ -448,81 +369,6 @@ void OpenAiApi::Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchang
   } else {
     AnswerJson(*exchange, std::move(prepared.answer));
   }
-}
-
-void OpenAiApi::PrepareChat(const Json& body,
-                            const std::string& request_id,
-                            const EngineStatus& engine,
-                            const EncodeBudget& budget,
-                            Prepared* result) const {
-  ChatRequest request = ReadChatRequest(body, text_, FieldLimitsOf(engine.limits),
-                                        options_.model_names, &result->error);
-  if (result->error.has_value()) return;
-  const auto segments = EncodeChat(request.messages, request.options, text_.tokens);
-  if (!segments.ok()) {
-    result->error = ApiError::Invalid("messages", std::string(ToStd(segments.status().message())));
-    return;
-  }
-  JobOptions job;
-  job.head =
-      MakeHead(/*is_chat=*/true,
-               request.common.request_id.empty() ? request_id : request.common.request_id, engine);
-  job.common = std::move(request.common);
-  job.num_prompt_logprobs = job.common.sampling.num_prompt_logprobs;
-  JobPrompt& prompt = job.prompts.emplace_back();
-  prompt.is_cut = !SegmentIds(*segments, *text_.tokenizer, &prompt.ids, budget);
-  if (prompt.is_cut) {
-    for (const PromptSegment& segment : *segments)
-      prompt.num_ids_at_least += text_.tokenizer->FewestIds(segment.text.size());
-    prompt.num_ids_at_least = std::max(prompt.num_ids_at_least, prompt.ids.size());
-  }
-  if (!FitsQueue(job, engine.limits, &result->error) ||
-      !FitsContext(job, engine.limits, "messages", &result->error)) {
-    return;
-  }
-  if (request.return_prompt_text) job.prompt_text = SegmentText(*segments, *text_.tokenizer);
-  if (request.echo) prompt.echo = request.continued_content;
-  job.starts_in_reasoning =
-      request.options.thinking && !prompt.ids.empty() &&
-      (prompt.ids.back() == text_.tokens.think_open || request.continues_reasoning);
-  job.include_reasoning = request.include_reasoning;
-  if (request.wants_format) job.headers.emplace_back("x-structured-output", "prompt-only");
-  result->job = std::move(job);
-}
-
-void OpenAiApi::PrepareCompletions(const Json& body,
-                                   const std::string& request_id,
-                                   const EngineStatus& engine,
-                                   const EncodeBudget& budget,
-                                   Prepared* result) const {
-  CompletionRequest request = ReadCompletionRequest(body, text_, FieldLimitsOf(engine.limits),
-                                                    options_.model_names, budget, &result->error);
-  if (result->error.has_value()) return;
-  JobOptions job;
-  job.head =
-      MakeHead(/*is_chat=*/false,
-               request.common.request_id.empty() ? request_id : request.common.request_id, engine);
-  job.common = std::move(request.common);
-  job.prompts = std::move(request.prompts);
-  job.no_output = request.no_output;
-  job.echo_logprobs = request.echo_logprobs;
-  job.num_prompt_logprobs = request.num_prompt_logprobs;
-  if (FitsQueue(job, engine.limits, &result->error) &&
-      FitsContext(job, engine.limits, "prompt", &result->error)) {
-    result->job = std::move(job);
-  }
-}
-
-ResponseHead OpenAiApi::MakeHead(bool is_chat,
-                                 const std::string& request_id,
-                                 const EngineStatus& engine) const {
-  ResponseHead head;
-  head.is_chat = is_chat;
-  head.id = absl::StrCat(is_chat ? "chatcmpl-" : "cmpl-", request_id);
-  head.created = UnixTimeUs() / 1000000;
-  head.model = options_.model_names.front();
-  head.fingerprint = absl::StrCat(options_.build_id, "-", engine.weights_digest);
-  return head;
 }
 
 std::string OpenAiApi::ModelJson(const std::string& name) const {

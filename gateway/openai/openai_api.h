@@ -14,24 +14,13 @@
 #include "common/metrics.h"
 #include "gateway/engine/generate_request.h"
 #include "gateway/http/http_server.h"
-#include "gateway/openai/common_fields.h"
 #include "gateway/openai/generation_job.h"
 #include "gateway/openai/observed_exchange.h"
+#include "gateway/openai/openai_options.h"
 #include "gateway/openai/prepare_worker.h"
 #include "gateway/text/text_model.h"
 
 namespace twinspark::gateway {
-
-struct OpenAiOptions {
-  std::vector<std::string> model_names;  // at least one; the first is the primary
-  std::vector<std::string> api_keys;     // empty: open to everyone
-  // Whose pages browsers may let call us ("https://host:port", or "*"); empty: nobody's.
-  std::vector<std::string> cors_origins;
-  double default_temperature = 1.0;
-  double default_top_p = 0.95;
-  std::string model_root;  // `root` of /v1/models
-  std::string build_id;
-};
 
 // Thread-safe. Borrows text, service and metrics, which must outlive every request.
 class OpenAiApi {
@@ -71,17 +60,6 @@ class OpenAiApi {
                    const std::string& body,
                    const std::string& request_id,
                    const std::atomic<bool>* is_gone) const;
-  // `engine`: one look at the status for everything that a request is checked against.
-  void PrepareChat(const Json& body,
-                   const std::string& request_id,
-                   const EngineStatus& engine,
-                   const EncodeBudget& budget,
-                   Prepared* result) const;
-  void PrepareCompletions(const Json& body,
-                          const std::string& request_id,
-                          const EngineStatus& engine,
-                          const EncodeBudget& budget,
-                          Prepared* result) const;
   void Proceed(Prepared prepared, std::shared_ptr<HttpExchange> exchange);
   std::string ModelJson(const std::string& name) const;
   std::string ModelsJson() const;
@@ -89,10 +67,6 @@ class OpenAiApi {
   void Answer(HttpExchange& exchange, HttpResponse response) const;
   void AnswerJson(HttpExchange& exchange, std::string body, int status = 200) const;
   void AnswerError(HttpExchange& exchange, const ApiError& error) const;
-  ResponseHead MakeHead(bool is_chat,
-                        const std::string& request_id,
-                        const EngineStatus& engine) const;
-  FieldLimits FieldLimitsOf(const EngineLimits& engine) const;
 
   const OpenAiOptions options_;
   const TextModel& text_;
