@@ -1,18 +1,10 @@
-// One Connection per client, all of its work on one strand. It always has a read pending: in
-// kReading the bytes go to the parser, in kHandling they are the next request (or, when the read
-// ends, the sign that the client has gone). Writes go through one queue: at once where the socket
-// takes them, together at the end of a posted task, else with one asynchronous write in flight.
-//
-// Ownership: pending asynchronous operations and the exchange hold the Connection; every Connection
-// holds the Core (io_context and counters), so that an exchange may outlive the server.
+// The listening side: binds, accepts, refuses what is too many, stops. What a client sends and gets
+// is http_connection's.
 #include "gateway/http/http_server.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
-#include <ctime>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -23,15 +15,13 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <netinet/tcp.h>
 #include <sys/resource.h>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 #include "common/log.h"
-#include "gateway/http/http_parser.h"
+#include "gateway/http/http_connection.h"
 
 namespace twinspark::gateway {
 namespace {
@@ -39,590 +29,15 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
-using SteadyClockPoint = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 
-constexpr size_t kReadBytes = 16 << 10;
-constexpr size_t kPiecesPerWrite = 16;
-// Bytes that a client may send ahead of the answer it waits for (pipelining).
-constexpr size_t kMaxAheadBytes = 256 << 10;
-// After an error answer the rest of the request is read and thrown away for so long, because
-// closing with unread bytes makes the kernel discard the answer.
-constexpr int64_t kLingerMs = 2000;
-// Bytes that the kernel takes for a client whose window is closed. Left alone it takes megabytes,
-// and a client that never reads would not be noticed before its request has run to its end.
-constexpr int kMaxNotSentBytes = 16 << 10;
-using NotSentLowWater = asio::detail::socket_option::integer<IPPROTO_TCP, TCP_NOTSENT_LOWAT>;
 constexpr int kMaxRefusedConnections = 64;  // beyond max_connections, answered with 503
 constexpr int64_t kAcceptRetryMs = 50;
-
-class Connection;
-
-struct Core {
-  explicit Core(HttpServerOptions o) : options(std::move(o)), io(options.num_threads) {}
-
-  const HttpServerOptions options;
-  HttpHandler handler;
-  asio::io_context io;
-  std::atomic<bool> stopped{false};
-  std::atomic<bool> draining{false};
-  std::atomic<int> num_active{0};
-  std::atomic<size_t> num_pending_body_bytes{0};
-  std::mutex mutex;
-  absl::flat_hash_map<Connection*, std::weak_ptr<Connection>> connections;  // under mutex
-
-  int num_connections() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return static_cast<int>(connections.size());
-  }
-};
-
-std::string HttpDate() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[64];
-  return {text, std::strftime(text, sizeof(text), "%a, %d %b %Y %H:%M:%S GMT", &parts)};
-}
-
-class Exchange;
-
-class Connection : public std::enable_shared_from_this<Connection> {
- public:
-  Connection(std::shared_ptr<Core> core, tcp::socket socket)
-      : core_(std::move(core)),
-        socket_(std::move(socket)),
-        deadline_(socket_.get_executor()),
-        keepalive_timer_(socket_.get_executor()),
-        stall_timer_(socket_.get_executor()),
-        parser_({core_->options.max_header_bytes, core_->options.max_body_bytes}) {}
-  ~Connection() {
-    const std::lock_guard<std::mutex> lock(core_->mutex);
-    core_->connections.erase(this);
-  }
-
-  void Start(bool refuse);
-  void Post(std::function<void()> task);
-  void CloseIfIdle();
-  void Close();
-  Core& core() { return *core_; }
-
-  // Called by the exchange, on the strand.
-  void Respond(const HttpRequest& request, HttpResponse response);
-  void StartStream(const HttpRequest& request, HttpResponse head, std::string keepalive);
-  void Write(std::string_view piece);
-  void EndStream(bool close);
-  void Abandon(bool is_started);
-  void After(int64_t delay_ms, std::function<void()> task);
-  bool is_closed() const { return phase_ == Phase::kClosed; }
-
- private:
-  enum class Phase { kReading, kHandling, kLinger, kClosed };
-
-  void Read();
-  void OnBytes(std::string_view bytes);
-  void Advance();
-  void Handle();
-  void RefuseRequest(int status, std::string_view message);
-  void CountBody(size_t num_bytes);
-  void UncountBody();
-  void SetDeadline(int64_t delay_ms);
-  void OnDeadline();
-  void Queue(std::string bytes);
-  void Flush();
-  std::vector<asio::const_buffer> UnsentPieces() const;
-  bool Sent(size_t num_bytes);
-  void WaitAndWrite();
-  void OnDrained();
-  void OnKeepalive();
-  void WatchProgress();
-  std::string Head(const HttpRequest& request, const HttpResponse& response, bool is_stream);
-  void ClientGone(std::string_view why);
-
-  std::shared_ptr<Core> core_;
-  tcp::socket socket_;
-  asio::steady_timer deadline_;
-  asio::steady_timer keepalive_timer_;
-  asio::steady_timer stall_timer_;  // of a write; armed at most once per period, not per write
-  bool stall_timer_is_armed_ = false;
-  SteadyClockPoint last_progress_;
-  HttpParser parser_;
-  std::array<char, kReadBytes> read_buffer_;
-
-  Phase phase_ = Phase::kReading;
-  HttpParser::State deadline_state_ = HttpParser::State::kComplete;  // what the deadline is for
-  bool deadline_is_idle_ = false;
-  bool sent_continue_ = false;
-  bool closes_after_ = false;     // the answer in progress ends the connection
-  bool answer_complete_ = false;  // every byte of the answer is queued
-  bool is_chunked_ = false;
-  bool lingers_ = false;
-  std::string keepalive_;
-  SteadyClockPoint last_write_;
-  std::weak_ptr<Exchange> exchange_;
-
-  size_t num_counted_ = 0;  // body bytes of this request in num_pending_body_bytes
-
-  std::deque<std::string> queue_;
-  size_t front_written_ = 0;
-  size_t num_unsent_ = 0;
-  bool is_writing_ = false;    // waits for the socket to take more
-  bool is_gathering_ = false;  // a task runs: what it writes leaves at its end
-};
-
-class Exchange : public HttpExchange, public std::enable_shared_from_this<Exchange> {
- public:
-  Exchange(std::shared_ptr<Connection> connection, HttpRequest request)
-      : connection_(std::move(connection)), request_(std::move(request)) {
-    connection_->core().num_active.fetch_add(1);
-  }
-  ~Exchange() override {
-    if (is_complete_ || is_gone_) return;
-    connection_->core().num_active.fetch_sub(1);
-    // The destructor may run on any thread; the connection is touched on its own.
-    connection_->Post(
-        [connection = connection_, is_started = is_started_] { connection->Abandon(is_started); });
-  }
-
-  HttpRequest& request() override { return request_; }
-  void Post(std::function<void()> task) override { connection_->Post(std::move(task)); }
-  void After(int64_t delay_ms, std::function<void()> task) override {
-    connection_->After(delay_ms, std::move(task));
-  }
-  void OnGone(std::function<void()> callback) override { on_gone_ = std::move(callback); }
-  void Respond(HttpResponse response) override {
-    if (is_started_ || is_gone_) return;
-    is_started_ = true;
-    Complete();
-    connection_->Respond(request_, std::move(response));
-  }
-  void StartStream(HttpResponse head, std::string keepalive) override {
-    if (is_started_ || is_gone_) return;
-    is_started_ = true;
-    connection_->StartStream(request_, std::move(head), std::move(keepalive));
-  }
-  void Write(std::string_view piece) override {
-    if (is_started_ && !is_complete_ && !is_gone_) connection_->Write(piece);
-  }
-  void EndStream(bool close) override {
-    if (!is_started_ || is_complete_ || is_gone_) return;
-    Complete();
-    connection_->EndStream(close);
-  }
-  bool is_started() const override { return is_started_; }
-  bool is_gone() const override { return is_gone_; }
-
-  // By the connection: the client left. The callback may drop the last reference to this.
-  void ClientGone() {
-    if (is_complete_ || is_gone_) return;
-    is_gone_ = true;
-    connection_->core().num_active.fetch_sub(1);
-    const std::function<void()> callback = std::exchange(on_gone_, nullptr);
-    if (callback != nullptr) callback();
-  }
-
- private:
-  void Complete() {
-    is_complete_ = true;
-    on_gone_ = nullptr;
-    connection_->core().num_active.fetch_sub(1);
-  }
-
-  std::shared_ptr<Connection> connection_;
-  HttpRequest request_;
-  std::function<void()> on_gone_;
-  bool is_started_ = false;
-  bool is_complete_ = false;
-  bool is_gone_ = false;
-};
-
-void Connection::Start(bool refuse) {
-  error_code ignored;
-  socket_.set_option(tcp::no_delay(true), ignored);
-  socket_.set_option(NotSentLowWater(kMaxNotSentBytes), ignored);
-  socket_.non_blocking(true, ignored);
-  Read();
-  if (refuse) {
-    RefuseRequest(503, "Too many connections.");
-  } else {
-    Advance();
-  }
-}
-
-void Connection::Post(std::function<void()> task) {
-  if (core_->stopped.load()) return;
-  asio::post(socket_.get_executor(), [self = shared_from_this(), task = std::move(task)] {
-    if (self->core_->stopped.load()) return;
-    self->is_gathering_ = true;
-    task();
-    self->is_gathering_ = false;
-    self->Flush();
-  });
-}
-
-void Connection::After(int64_t delay_ms, std::function<void()> task) {
-  const auto timer = std::make_shared<asio::steady_timer>(socket_.get_executor());
-  timer->expires_after(milliseconds(delay_ms));
-  timer->async_wait([weak = weak_from_this(), timer, task = std::move(task)](const error_code& ec) {
-    const std::shared_ptr<Connection> self = weak.lock();
-    if (!ec && self != nullptr && !self->is_closed() && !self->core_->stopped.load()) task();
-  });
-}
-
-void Connection::Read() {
-  socket_.async_read_some(asio::buffer(read_buffer_),
-                          [self = shared_from_this()](const error_code& ec, size_t n) {
-                            if (self->phase_ == Phase::kClosed) return;
-                            if (ec) {
-                              self->ClientGone(ec.message());
-                              return;
-                            }
-                            self->OnBytes({self->read_buffer_.data(), n});
-                            if (self->phase_ != Phase::kClosed) self->Read();
-                          });
-}
-
-void Connection::OnBytes(std::string_view bytes) {
-  if (phase_ == Phase::kLinger) return;
-  parser_.Feed(bytes);
-  if (phase_ == Phase::kReading) {
-    if (parser_.state() == HttpParser::State::kBody) CountBody(bytes.size());
-    if (phase_ == Phase::kReading) Advance();
-  } else if (parser_.num_buffered() > kMaxAheadBytes) {
-    ClientGone("too many bytes sent ahead of an answer");
-  }
-}
-
-// Many large bodies at once are a question of memory, whatever each of them may be.
-void Connection::CountBody(size_t num_bytes) {
-  num_counted_ += num_bytes;
-  const size_t total = core_->num_pending_body_bytes.fetch_add(num_bytes) + num_bytes;
-  if (total > core_->options.max_pending_body_bytes) {
-    RefuseRequest(503, "Too many large requests at once.");
-  }
-}
-
-void Connection::UncountBody() {
-  core_->num_pending_body_bytes.fetch_sub(std::exchange(num_counted_, 0));
-}
-
-// In kReading: acts on what the parser has.
-void Connection::Advance() {
-  switch (parser_.state()) {
-    case HttpParser::State::kComplete:
-      Handle();
-      return;
-    case HttpParser::State::kError:
-      RefuseRequest(parser_.error_status(), parser_.error_message());
-      return;
-    case HttpParser::State::kBody:
-      if (parser_.ExpectsContinue() && !sent_continue_) {
-        sent_continue_ = true;
-        Queue("HTTP/1.1 100 Continue\r\n\r\n");
-      }
-      if (deadline_state_ != HttpParser::State::kBody) {
-        deadline_state_ = HttpParser::State::kBody;
-        deadline_is_idle_ = false;
-        SetDeadline(core_->options.body_read_ms);
-      }
-      return;
-    case HttpParser::State::kHeader:
-      if (deadline_state_ != HttpParser::State::kHeader || deadline_is_idle_ != parser_.IsIdle()) {
-        deadline_state_ = HttpParser::State::kHeader;
-        deadline_is_idle_ = parser_.IsIdle();
-        SetDeadline(deadline_is_idle_ ? core_->options.idle_ms : core_->options.header_read_ms);
-      }
-      return;
-  }
-}
-
-void Connection::Handle() {
-  phase_ = Phase::kHandling;
-  UncountBody();
-  deadline_.cancel();
-  HttpRequest request = parser_.TakeRequest();
-  closes_after_ = !request.keep_alive || core_->draining.load();
-  answer_complete_ = false;
-  const auto exchange = std::make_shared<Exchange>(shared_from_this(), std::move(request));
-  exchange_ = exchange;
-  core_->handler(exchange);
-}
-
-// Answers without the handler and ends the connection.
-void Connection::RefuseRequest(int status, std::string_view message) {
-  phase_ = Phase::kHandling;
-  UncountBody();
-  deadline_.cancel();
-  closes_after_ = true;
-  lingers_ = true;
-  HttpResponse response;
-  response.status = status;
-  if (core_->options.error_body != nullptr) {
-    response.headers.emplace_back("Content-Type", "application/json");
-    response.body = core_->options.error_body(status, message);
-  }
-  Respond(HttpRequest(), std::move(response));
-}
-
-void Connection::SetDeadline(int64_t delay_ms) {
-  deadline_.expires_after(milliseconds(delay_ms));
-  deadline_.async_wait([weak = weak_from_this()](const error_code& ec) {
-    const std::shared_ptr<Connection> self = weak.lock();
-    // A wait that ended just before the timer was set again must not count.
-    if (ec || self == nullptr || self->deadline_.expiry() > std::chrono::steady_clock::now()) {
-      return;
-    }
-    self->OnDeadline();
-  });
-}
-
-void Connection::OnDeadline() {
-  if (phase_ == Phase::kReading) {
-    if (deadline_is_idle_) {
-      Close();
-    } else {
-      RefuseRequest(408, deadline_state_ == HttpParser::State::kBody
-                             ? "The request body did not arrive in time."
-                             : "The request header did not arrive in time.");
-    }
-  } else if (phase_ == Phase::kLinger) {
-    Close();
-  }
-}
-
-std::string Connection::Head(const HttpRequest& request,
-                             const HttpResponse& response,
-                             bool is_stream) {
-  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ",
-                                  std::string(HttpReason(response.status)), "\r\n");
-  for (const auto& [name, value] : response.headers) {
-    absl::StrAppend(&head, name, ": ", value, "\r\n");
-  }
-  is_chunked_ = is_stream && request.is_http_1_1;
-  if (is_chunked_) {
-    head.append("Transfer-Encoding: chunked\r\n");
-  } else if (is_stream) {
-    closes_after_ = true;  // HTTP/1.0: the end of the connection is the end of the body
-  } else {
-    absl::StrAppend(&head, "Content-Length: ", response.body.size(), "\r\n");
-  }
-  absl::StrAppend(&head, "Date: ", HttpDate(), "\r\nServer: ", core_->options.server_name,
-                  "\r\nConnection: ", closes_after_ ? "close" : "keep-alive", "\r\n\r\n");
-  return head;
-}
-
-void Connection::Respond(const HttpRequest& request, HttpResponse response) {
-  if (phase_ != Phase::kHandling) return;
-  std::string bytes = Head(request, response, /*is_stream=*/false);
-  if (request.method != "HEAD") bytes.append(response.body);
-  answer_complete_ = true;
-  Queue(std::move(bytes));
-}
-
-void Connection::StartStream(const HttpRequest& request, HttpResponse head, std::string keepalive) {
-  if (phase_ != Phase::kHandling) return;
-  Queue(Head(request, head, /*is_stream=*/true));
-  if (!head.body.empty()) Write(head.body);
-  keepalive_ = std::move(keepalive);
-  if (!keepalive_.empty()) {
-    last_write_ = std::chrono::steady_clock::now();
-    OnKeepalive();
-  }
-}
-
-// Sends the keep-alive text if nothing was written for the period, and waits for the next time.
-void Connection::OnKeepalive() {
-  const milliseconds period(core_->options.keepalive_ms);
-  if (std::chrono::steady_clock::now() - last_write_ >= period) Write(keepalive_);
-  keepalive_timer_.expires_at(last_write_ + period);
-  keepalive_timer_.async_wait([weak = weak_from_this()](const error_code& ec) {
-    const std::shared_ptr<Connection> self = weak.lock();
-    if (ec || self == nullptr || self->phase_ != Phase::kHandling || self->answer_complete_ ||
-        self->keepalive_.empty()) {
-      return;
-    }
-    self->OnKeepalive();
-  });
-}
-
-void Connection::Write(std::string_view piece) {
-  if (phase_ != Phase::kHandling || piece.empty()) return;
-  last_write_ = std::chrono::steady_clock::now();
-  if (num_unsent_ + piece.size() > core_->options.max_unsent_bytes) {
-    ClientGone("it reads too slowly");
-    return;
-  }
-  std::string bytes;
-  if (is_chunked_) {
-    absl::StrAppend(&bytes, absl::Hex(piece.size()), "\r\n");
-    bytes.append(piece);
-    bytes.append("\r\n");
-  } else {
-    bytes.assign(piece);
-  }
-  Queue(std::move(bytes));
-}
-
-void Connection::EndStream(bool close) {
-  if (phase_ != Phase::kHandling) return;
-  keepalive_.clear();
-  keepalive_timer_.cancel();
-  if (close) closes_after_ = true;
-  answer_complete_ = true;
-  if (is_chunked_) {
-    Queue("0\r\n\r\n");
-  } else if (queue_.empty()) {
-    OnDrained();
-  }
-}
-
-// The exchange was dropped before its answer was complete.
-void Connection::Abandon(bool is_started) {
-  if (phase_ != Phase::kHandling || answer_complete_) return;
-  LOG_ERROR << "an HTTP request was dropped without a complete answer";
-  if (is_started) {
-    Close();
-  } else {
-    RefuseRequest(500, "The request was dropped.");
-  }
-}
-
-void Connection::Queue(std::string bytes) {
-  num_unsent_ += bytes.size();
-  queue_.push_back(std::move(bytes));
-  Flush();
-}
-
-// Hands the queue to the kernel, which takes small pieces at once: no turn of the io_context, and
-// no other thread, for an event of a stream. What it does not take now waits for the socket.
-void Connection::Flush() {
-  while (!is_writing_ && !is_gathering_ && !queue_.empty() && phase_ != Phase::kClosed) {
-    error_code ec;
-    const size_t n = socket_.write_some(UnsentPieces(), ec);
-    if (ec == asio::error::would_block || ec == asio::error::try_again) {
-      WaitAndWrite();
-    } else if (ec) {
-      ClientGone(ec.message());
-    } else if (Sent(n)) {
-      OnDrained();
-    }
-  }
-}
-
-// Small pieces that gathered leave together.
-std::vector<asio::const_buffer> Connection::UnsentPieces() const {
-  std::vector<asio::const_buffer> pieces;
-  for (const std::string& piece : queue_) {
-    const size_t skip = pieces.empty() ? front_written_ : 0;
-    pieces.push_back(asio::buffer(piece.data() + skip, piece.size() - skip));
-    if (pieces.size() == kPiecesPerWrite) break;
-  }
-  return pieces;
-}
-
-// True when that was all.
-bool Connection::Sent(size_t num_bytes) {
-  num_unsent_ -= num_bytes;
-  num_bytes += front_written_;
-  while (!queue_.empty() && num_bytes >= queue_.front().size()) {
-    num_bytes -= queue_.front().size();
-    queue_.pop_front();
-  }
-  front_written_ = num_bytes;
-  return queue_.empty();
-}
-
-void Connection::WaitAndWrite() {
-  is_writing_ = true;
-  last_progress_ = std::chrono::steady_clock::now();
-  WatchProgress();
-  socket_.async_write_some(UnsentPieces(),
-                           [self = shared_from_this()](const error_code& ec, size_t n) {
-                             self->is_writing_ = false;
-                             if (self->phase_ == Phase::kClosed) return;
-                             if (ec) {
-                               self->ClientGone(ec.message());
-                             } else if (self->Sent(n)) {
-                               self->OnDrained();
-                             } else {
-                               self->Flush();
-                             }
-                           });
-}
-
-// Ends a connection whose write has not moved for the whole period.
-void Connection::WatchProgress() {
-  if (stall_timer_is_armed_) return;
-  stall_timer_is_armed_ = true;
-  const milliseconds period(core_->options.write_stall_ms);
-  stall_timer_.expires_at(last_progress_ + period);
-  stall_timer_.async_wait([weak = weak_from_this(), period](const error_code& ec) {
-    const std::shared_ptr<Connection> self = weak.lock();
-    if (ec || self == nullptr || self->phase_ == Phase::kClosed) return;
-    self->stall_timer_is_armed_ = false;
-    if (!self->is_writing_) return;
-    if (std::chrono::steady_clock::now() - self->last_progress_ >= period) {
-      self->ClientGone("it takes no bytes");
-    } else {
-      self->WatchProgress();
-    }
-  });
-}
-
-// Every queued byte is with the kernel.
-void Connection::OnDrained() {
-  if (phase_ != Phase::kHandling) return;
-  if (!answer_complete_) return;
-  exchange_.reset();
-  if (closes_after_ || core_->draining.load()) {
-    error_code ignored;
-    socket_.shutdown(tcp::socket::shutdown_send, ignored);
-    if (!lingers_ && parser_.IsIdle()) {
-      Close();
-      return;
-    }
-    phase_ = Phase::kLinger;
-    SetDeadline(kLingerMs);
-    return;
-  }
-  phase_ = Phase::kReading;
-  sent_continue_ = false;
-  deadline_state_ = HttpParser::State::kComplete;  // none is set
-  // Not called directly: many pipelined requests would recurse.
-  asio::post(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->phase_ == Phase::kReading && !self->core_->stopped.load()) self->Advance();
-  });
-}
-
-void Connection::ClientGone(std::string_view why) {
-  const std::shared_ptr<Exchange> exchange = exchange_.lock();
-  if (exchange != nullptr && phase_ == Phase::kHandling && !answer_complete_) {
-    LOG_INFO << "client gone before its answer was complete: " << why;
-  }
-  Close();
-  if (exchange != nullptr) exchange->ClientGone();
-}
-
-void Connection::CloseIfIdle() {
-  if (phase_ == Phase::kReading && parser_.IsIdle()) Close();
-}
-
-void Connection::Close() {
-  if (phase_ == Phase::kClosed) return;
-  phase_ = Phase::kClosed;
-  UncountBody();
-  error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_both, ignored);
-  socket_.close(ignored);
-  deadline_.cancel();
-  keepalive_timer_.cancel();
-  stall_timer_.cancel();
-}
 
 class ServerImpl : public HttpServer {
  public:
   ServerImpl(HttpServerOptions options, HttpHandler handler)
-      : core_(std::make_shared<Core>(std::move(options))),
+      : core_(std::make_shared<HttpServerCore>(std::move(options))),
         acceptor_(asio::make_strand(core_->io)),
         retry_timer_(acceptor_.get_executor()) {
     core_->handler = std::move(handler);
@@ -668,7 +83,7 @@ class ServerImpl : public HttpServer {
       error_code ignored;
       acceptor_.close(ignored);
     });
-    for (const std::shared_ptr<Connection>& connection : Connections()) {
+    for (const std::shared_ptr<HttpConnection>& connection : Connections()) {
       connection->Post([connection] { connection->CloseIfIdle(); });
     }
   }
@@ -682,18 +97,18 @@ class ServerImpl : public HttpServer {
     error_code ignored;
     acceptor_.close(ignored);
     retry_timer_.cancel();
-    for (const std::shared_ptr<Connection>& connection : Connections())
+    for (const std::shared_ptr<HttpConnection>& connection : Connections())
       connection->Close();
     core_->io.restart();
     core_->io.poll();
   }
 
  private:
-  std::vector<std::shared_ptr<Connection>> Connections() {
-    std::vector<std::shared_ptr<Connection>> result;
+  std::vector<std::shared_ptr<HttpConnection>> Connections() {
+    std::vector<std::shared_ptr<HttpConnection>> result;
     const std::lock_guard<std::mutex> lock(core_->mutex);
     for (const auto& [pointer, weak] : core_->connections) {
-      if (std::shared_ptr<Connection> connection = weak.lock()) result.push_back(connection);
+      if (std::shared_ptr<HttpConnection> connection = weak.lock()) result.push_back(connection);
     }
     return result;
   }
@@ -724,7 +139,7 @@ class ServerImpl : public HttpServer {
     const int num = core_->num_connections();
     if (num >= core_->options.max_connections + kMaxRefusedConnections) return;
     const bool refuse = num >= core_->options.max_connections;
-    const auto connection = std::make_shared<Connection>(core_, std::move(socket));
+    const auto connection = std::make_shared<HttpConnection>(core_, std::move(socket));
     {
       const std::lock_guard<std::mutex> lock(core_->mutex);
       core_->connections.emplace(connection.get(), connection);
@@ -732,7 +147,7 @@ class ServerImpl : public HttpServer {
     connection->Post([connection, refuse] { connection->Start(refuse); });
   }
 
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<HttpServerCore> core_;
   tcp::acceptor acceptor_;
   asio::steady_timer retry_timer_;
   std::vector<std::thread> threads_;
