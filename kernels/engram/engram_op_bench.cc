@@ -9,7 +9,6 @@
 
 #include "common/check.h"
 #include "kernels/engram/engram.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -68,19 +67,20 @@ void RunCase(const BenchFlags& flags, const Case& c) {
          static_cast<double>(streams.size()) * (4 * kBf16LoadOps + 5 + kBf16StoreOps));
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, {3, 64, 72});
+    return;
+  }
+  for (const int64_t rows : {1, 6, 64})
+    RunCase(flags, {rows, 3 * 4 * 32, 256});
+  for (const int64_t rows : {1, 6, 64})
+    RunCase(flags, {rows, 3 * 8 * 256, 5120});
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunCase(flags, {3, 64, 72});
-    return 0;
-  }
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunCase(flags, {rows, 3 * 4 * 32, 256});
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunCase(flags, {rows, 3 * 8 * 256, 5120});
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

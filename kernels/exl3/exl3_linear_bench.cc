@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/check.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_exl3.h"
@@ -58,36 +57,30 @@ void RunCase(const BenchFlags& flags, const Case& c) {
                  bound / seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  using Form = Exl3Weights::Form;
+  if (flags.smoke) {
+    RunCase(flags, {128, 128, 3, 1});
+    RunCase(flags, {128, 128, 3, 7});
+    return;
+  }
+  const MachineRates rates = MeasureMachineRates(1 << 20);
+  std::fprintf(stderr, "one core: %.1f G FMA lanes/s, %.1f G simple lanes/s, %.1f GB/s (1 MiB)\n",
+               rates.fma_lanes_per_s * 1e-9, rates.simple_lanes_per_s * 1e-9,
+               rates.read_bytes_per_s * 1e-9);
+  for (int64_t m : {1, 2, 3, 4, 6, 16, 64, 192})
+    RunCase(flags, {2048, 2048, 3, m});
+  for (int bits : {1, 2, 4, 5, 6, 8})
+    RunCase(flags, {2048, 2048, bits, 1});
+  for (int64_t m : {1, 6})
+    RunCase(flags, {256, 256, 4, m});
+  for (int64_t m : {1, 6, 64})
+    RunCase(flags, {2048, 2048, 3, m, Form::kDecodedF16});
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  using twinspark::Case;
-  using Form = twinspark::Exl3Weights::Form;
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  const absl::Status pinned = twinspark::PinSimdTarget(flags.target);
-  if (!pinned.ok()) {
-    std::fprintf(stderr, "%s\n", pinned.ToString().c_str());
-    return 2;
-  }
-  if (flags.smoke) {
-    twinspark::RunCase(flags, {128, 128, 3, 1});
-    twinspark::RunCase(flags, {128, 128, 3, 7});
-    return 0;
-  }
-  const twinspark::MachineRates rates = twinspark::MeasureMachineRates(1 << 20);
-  std::fprintf(
-      stderr,
-      "%s, %d threads; one core: %.1f G FMA lanes/s, %.1f G simple lanes/s, %.1f GB/s (1 MiB)\n",
-      twinspark::SimdTarget().c_str(), flags.threads, rates.fma_lanes_per_s * 1e-9,
-      rates.simple_lanes_per_s * 1e-9, rates.read_bytes_per_s * 1e-9);
-  for (int64_t m : {1, 2, 3, 4, 6, 16, 64, 192})
-    twinspark::RunCase(flags, {2048, 2048, 3, m});
-  for (int bits : {1, 2, 4, 5, 6, 8})
-    twinspark::RunCase(flags, {2048, 2048, bits, 1});
-  for (int64_t m : {1, 6})
-    twinspark::RunCase(flags, {256, 256, 4, m});
-  for (int64_t m : {1, 6, 64})
-    twinspark::RunCase(flags, {2048, 2048, 3, m, Form::kDecodedF16});
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

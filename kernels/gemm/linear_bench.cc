@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/check.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -56,30 +55,25 @@ void RunCase(const BenchFlags& flags, DenseFormat format, int64_t out, int64_t i
                  bound / seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, DenseFormat::kBf16, 64, 64, 1);
+    RunCase(flags, DenseFormat::kF32, 64, 64, 13);
+    return;
+  }
+  for (int64_t m : {1, 6, 64, 192})
+    RunCase(flags, DenseFormat::kBf16, 4096, 4096, m);
+  for (int64_t m : {1, 6, 64})
+    RunCase(flags, DenseFormat::kF32, 2048, 2048, m);
+  for (int64_t m : {1, 6, 64})
+    RunCase(flags, DenseFormat::kF32, 384, 5120, m);  // the router
+  for (int64_t m : {1, 6})
+    RunCase(flags, DenseFormat::kBf16, 256, 256, m);
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  using twinspark::DenseFormat;
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  const absl::Status pinned = twinspark::PinSimdTarget(flags.target);
-  if (!pinned.ok()) {
-    std::fprintf(stderr, "%s\n", pinned.ToString().c_str());
-    return 2;
-  }
-  if (flags.smoke) {
-    twinspark::RunCase(flags, DenseFormat::kBf16, 64, 64, 1);
-    twinspark::RunCase(flags, DenseFormat::kF32, 64, 64, 13);
-    return 0;
-  }
-  std::fprintf(stderr, "%s, %d threads\n", twinspark::SimdTarget().c_str(), flags.threads);
-  for (int64_t m : {1, 6, 64, 192})
-    twinspark::RunCase(flags, DenseFormat::kBf16, 4096, 4096, m);
-  for (int64_t m : {1, 6, 64})
-    twinspark::RunCase(flags, DenseFormat::kF32, 2048, 2048, m);
-  for (int64_t m : {1, 6, 64})
-    twinspark::RunCase(flags, DenseFormat::kF32, 384, 5120, m);  // the router
-  for (int64_t m : {1, 6})
-    twinspark::RunCase(flags, DenseFormat::kBf16, 256, 256, m);
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -86,19 +85,20 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
          (1 + kStreams) * kBf16LoadOps + kStreams * kBf16StoreOps);
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, 3, 64);
+    return;
+  }
+  for (const int64_t d : {256, 5120}) {
+    for (const int64_t rows : {1, 6, 64})
+      RunCase(flags, rows, d);
+  }
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunCase(flags, 3, 64);
-    return 0;
-  }
-  for (const int64_t d : {256, 5120}) {
-    for (const int64_t rows : {1, 6, 64})
-      twinspark::RunCase(flags, rows, d);
-  }
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

@@ -1,12 +1,11 @@
 // Index scores and selection: rows at a given context length, every mode's work included. The bound
-// is the multiply-adds of the scores.
+// is the multiply-adds of the scores and the vector operations that decode every key once.
 #include "kernels/indexer/index_select.h"
 
 #include <string>
 #include <vector>
 
 #include "kernels/quant/quantize_rows.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -64,28 +63,33 @@ void RunCase(const BenchFlags& flags, const Case& c) {
   const double seconds =
       MedianSeconds(flags, [&] { IndexSelectCpu(params, {.pool = &pool, .arena = &arena}); });
   const double fma = static_cast<double>(c.rows * c.visible * c.num_heads * kDim);
+  const MachineRates rates = MeasureMachineRates(4096);
+  const double bound = fma / rates.fma_lanes_per_s + kDecodeCacheOps *
+                                                         static_cast<double>(c.visible * kDim) /
+                                                         rates.simple_lanes_per_s;
   PrintBenchLine(
       flags,
       "index_select m=" + std::to_string(c.rows) + " heads=" + std::to_string(c.num_heads) +
           " groups=" + std::to_string(c.visible),
       seconds,
       {{"GFMA/s", fma / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
-      fma / MeasureMachineRates(4096).fma_lanes_per_s / flags.threads / seconds);
+      bound / flags.threads / seconds);
+}
+
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, {3, 2, 200, 16, 4});
+    return;
+  }
+  for (const int64_t rows : {1, 64})
+    RunCase(flags, {rows, 4, 600, 64, 16});
+  for (const int64_t rows : {1, 6, 64})
+    RunCase(flags, {rows, 32, 32768, 512, 2048});
 }
 
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunCase(flags, {3, 2, 200, 16, 4});
-    return 0;
-  }
-  for (const int64_t rows : {1, 64})
-    twinspark::RunCase(flags, {rows, 4, 600, 64, 16});
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunCase(flags, {rows, 32, 32768, 512, 2048});
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

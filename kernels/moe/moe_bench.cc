@@ -12,7 +12,6 @@
 
 #include "common/check.h"
 #include "kernels/moe/swiglu.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_exl3.h"
@@ -117,24 +116,25 @@ void RunMoe(const BenchFlags& flags, const Case& c) {
                  std::max(ops, bytes / rates.read_bytes_per_s) / flags.threads / seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunSwiGlu(flags, 3, 72);
+    RunMoe(flags, {3, 128, 128, 4, 2});
+    return;
+  }
+  for (const int64_t n : {256, 1152}) {
+    for (const int64_t rows : {1, 6, 64})
+      RunSwiGlu(flags, rows, n);
+  }
+  for (const int64_t rows : {1, 6, 64})
+    RunMoe(flags, {rows, 256, 256, 8, 2});
+  for (const int64_t rows : {1, 6, 64})
+    RunMoe(flags, {rows, 5120, 1152, 24, 6});
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunSwiGlu(flags, 3, 72);
-    twinspark::RunMoe(flags, {3, 128, 128, 4, 2});
-    return 0;
-  }
-  for (const int64_t n : {256, 1152}) {
-    for (const int64_t rows : {1, 6, 64})
-      twinspark::RunSwiGlu(flags, rows, n);
-  }
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunMoe(flags, {rows, 256, 256, 8, 2});
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunMoe(flags, {rows, 5120, 1152, 24, 6});
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

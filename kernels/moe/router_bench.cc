@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/check.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -55,19 +54,20 @@ void RunCase(const BenchFlags& flags, const Case& c) {
                  bound / flags.threads / seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, {3, 72, 8, 2});
+    return;
+  }
+  for (const int64_t rows : {1, 6, 64})
+    RunCase(flags, {rows, 256, 8, 2});
+  for (const int64_t rows : {1, 6, 64})
+    RunCase(flags, {rows, 5120, 384, 6});
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunCase(flags, {3, 72, 8, 2});
-    return 0;
-  }
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunCase(flags, {rows, 256, 8, 2});
-  for (const int64_t rows : {1, 6, 64})
-    twinspark::RunCase(flags, {rows, 5120, 384, 6});
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

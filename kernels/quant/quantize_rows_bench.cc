@@ -1,13 +1,12 @@
 // Packing and unpacking of cache rows. The bound is the larger of the bytes of both sides at
 // streaming speed and the vector operations: some 30 to pack a vector (its part of the group's
-// maximum and scale included; a division counts 8), 8 to unpack it.
+// maximum and scale included; a division counts 8), kDecodeCacheOps to unpack it.
 #include "kernels/quant/quantize_rows.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -41,19 +40,19 @@ void RunCase(const BenchFlags& flags, CacheFormat format, int64_t rows, int64_t 
          format == CacheFormat::kQ4E4 ? 38 : 30);
   const TensorView out = MakeView(back.data(), rows, cols);
   report("load", MedianSeconds(flags, [&] { LoadRowsCpu({.src = cache, .out = out}, launch); }), 5,
-         8);
+         kDecodeCacheOps);
+}
+
+void RunAll(const BenchFlags& flags) {
+  const int64_t rows = flags.smoke ? 3 : 64;
+  RunCase(flags, CacheFormat::kQ8, rows, 512);
+  RunCase(flags, CacheFormat::kQ4E4, rows, 512);
+  RunCase(flags, CacheFormat::kQ4E8, rows, 128);
 }
 
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  const int64_t rows = flags.smoke ? 3 : 64;
-  using twinspark::CacheFormat;
-  twinspark::RunCase(flags, CacheFormat::kQ8, rows, 512);
-  twinspark::RunCase(flags, CacheFormat::kQ4E4, rows, 512);
-  twinspark::RunCase(flags, CacheFormat::kQ4E8, rows, 128);
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

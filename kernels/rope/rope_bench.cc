@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/check.h"
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -64,19 +63,20 @@ void RunCase(const BenchFlags& flags, const Case& c) {
           seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  if (flags.smoke) {
+    RunCase(flags, {3, 2, 32, 16});
+    return;
+  }
+  for (const int num_heads : {1, 4, 32}) {
+    for (const int64_t rows : {1, 6, 64})
+      RunCase(flags, {rows, num_heads, 512, 64});
+  }
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  if (flags.smoke) {
-    twinspark::RunCase(flags, {3, 2, 32, 16});
-    return 0;
-  }
-  for (const int num_heads : {1, 4, 32}) {
-    for (const int64_t rows : {1, 6, 64})
-      twinspark::RunCase(flags, {rows, num_heads, 512, 64});
-  }
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

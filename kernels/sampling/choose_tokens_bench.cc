@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/simd_target.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
 #include "kernels/testing/random_tensor.h"
@@ -34,17 +33,18 @@ void RunCase(const BenchFlags& flags, const char* name, int64_t vocab, const Cho
                  bytes / rates.read_bytes_per_s / flags.threads / seconds);
 }
 
+void RunAll(const BenchFlags& flags) {
+  for (const int64_t vocab : {int64_t{4096}, flags.smoke ? int64_t{1000} : int64_t{129280}}) {
+    RunCase(flags, "greedy", vocab, {});
+    RunCase(flags, "T=1 top_p=.95", vocab, {.temperature = 1, .top_p = 0.95f});
+    RunCase(flags, "T=1", vocab, {.temperature = 1});
+    RunCase(flags, "T=1 top_k=40", vocab, {.temperature = 1, .top_k = 40});
+  }
+}
+
 }  // namespace
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
-  const twinspark::BenchFlags flags = twinspark::ParseBenchFlags(argc, argv);
-  if (!flags.target.empty()) CHECK(twinspark::PinSimdTarget(flags.target).ok()) << flags.target;
-  for (const int64_t vocab : {int64_t{4096}, flags.smoke ? int64_t{1000} : int64_t{129280}}) {
-    twinspark::RunCase(flags, "greedy", vocab, {});
-    twinspark::RunCase(flags, "T=1 top_p=.95", vocab, {.temperature = 1, .top_p = 0.95f});
-    twinspark::RunCase(flags, "T=1", vocab, {.temperature = 1});
-    twinspark::RunCase(flags, "T=1 top_k=40", vocab, {.temperature = 1, .top_k = 40});
-  }
-  return 0;
+  return twinspark::BenchMain(argc, argv, twinspark::RunAll);
 }

@@ -1,5 +1,6 @@
-// What every x_bench shares: flags (--smoke: tiny and once; --json: one object per line; --threads
-// N), a timer that takes the median of repeated runs, and one output format:
+// What every x_bench shares: its main with the flags (--smoke: tiny and once; --json: one object
+// per line; --threads N; --target NAME pins a SIMD target), a timer that takes the median of
+// repeated runs, and one output format:
 //   shape, time, rates named by the bench, share of the bound (0..1).
 // With one thread the time is the thread's CPU time, so that a busy machine does not spoil the
 // figure; with several it is wall time, and the machine should be otherwise idle.
@@ -15,6 +16,10 @@
 #include <vector>
 
 #include <time.h>
+
+#include "absl/status/status.h"
+
+#include "kernels/simd_target.h"
 
 namespace twinspark {
 
@@ -44,6 +49,22 @@ inline BenchFlags ParseBenchFlags(int argc, char** argv) {
     }
   }
   return flags;
+}
+
+// The main of a bench: flags and SIMD target, then run(flags), which does something tiny when
+// flags.smoke. Returns the exit status: 2 for a target that this machine or build lacks.
+template <class Run>
+int BenchMain(int argc, char** argv, const Run& run) {
+  const BenchFlags flags = ParseBenchFlags(argc, argv);
+  if (const absl::Status pinned = PinSimdTarget(flags.target); !pinned.ok()) {
+    std::fprintf(stderr, "%s\n", pinned.ToString().c_str());
+    return 2;
+  }
+  if (!flags.smoke) {
+    std::fprintf(stderr, "%s, %d thread(s)\n", SimdTarget().c_str(), flags.threads);
+  }
+  run(flags);
+  return 0;
 }
 
 inline double BenchSeconds(const BenchFlags& flags) {

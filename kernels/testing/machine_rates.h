@@ -17,6 +17,11 @@ struct MachineRates {
 inline constexpr double kBf16LoadOps = 2;
 inline constexpr double kBf16StoreOps = 10;
 
+// Vector operations that decode a vector of a packed cache row: a four-bit one is a shift, a
+// look-up and a product with sign and scale, an e4m3 one two moves, a mask, a conversion (two) and
+// a product.
+inline constexpr double kDecodeCacheOps = 6;
+
 // Takes some 50 ms. `working_set_bytes`: of the data that the op streams.
 MachineRates MeasureMachineRates(size_t working_set_bytes);
 
