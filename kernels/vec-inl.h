@@ -1,7 +1,7 @@
 // What the Highway code of several ops shares, once per SIMD target: loads and stores that convert
 // (bf16 rounds to nearest even at the store), tails, and sums of lanes in one fixed order.
-// ReduceTree and DotTile give every output the same association whatever the shape of the tile it
-// was computed in, which is what makes rows independent of how many are computed together.
+// ReduceTree gives every output the same association whatever it is computed together with, which
+// is what makes rows independent of how many are computed together (see also dot-inl.h).
 
 // clang-format off
 #if defined(TWINSPARK_KERNELS_VEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -77,6 +77,15 @@ HWY_INLINE VF RoundAs(DF d, VF v) {
   return v;
 }
 
+// Keeps a loaded vector in a register: short of registers, GCC would rather read it from memory
+// again for every use, and reading is what a multiply-add waits for.
+HWY_INLINE VF InRegister(VF v) {
+#if HWY_ARCH_X86 && HWY_COMPILER_GCC_ACTUAL
+  asm("" : "+v"(v.raw));
+#endif
+  return v;
+}
+
 // A tail is shorter than a vector, so with one lane there is none. Checked for the compiler too,
 // which otherwise sees copies beyond the buffers below.
 HWY_INLINE void CheckTail(int64_t count) {
@@ -125,116 +134,47 @@ HWY_INLINE VF SumNeighbours([[maybe_unused]] DF d, VF hi, VF lo) {
 #endif
 }
 
-// Sum of all lanes: neighbours first, in the association of ReduceTree.
-HWY_INLINE float ReduceLanes(DF d, VF v) {
-  for (size_t width = hn::Lanes(d); width > 1; width /= 2)
-    v = SumNeighbours(d, v, v);
+// Sum of all lanes: neighbours first, in the association of ReduceTree. Every lane gets the sum of
+// its pair, its four, its eight: shuffles within 128 bits take a third of the time of others.
+HWY_INLINE float ReduceLanes([[maybe_unused]] DF d, VF v) {
+#if HWY_TARGET != HWY_SCALAR
+  v = hn::Add(v, hn::Shuffle2301(v));
+  v = hn::Add(v, hn::Shuffle1032(v));
+  if constexpr (hn::MaxLanes(DF()) >= 8) v = hn::Add(v, hn::SwapAdjacentBlocks(v));
+  if constexpr (hn::MaxLanes(DF()) >= 16) v = hn::Add(v, hn::ConcatLowerUpper(d, v, v));
+#endif
   return hn::GetLane(v);
 }
 
-// Lane i of the result is ReduceLanes(tile[i]), with shared shuffles; kCount = number of lanes.
+// Lane i of the result is ReduceLanes(tile[i]) for i < kCount, with shared shuffles; kCount: a
+// power of two, at most the number of lanes.
 template <int kCount>
-HWY_INLINE VF ReduceTree(DF d, const VF* tile) {
+HWY_INLINE VF ReduceLevels(DF d, const VF* tile) {
   if constexpr (kCount == 1) {
     return tile[0];
   } else {
-    return SumNeighbours(d, ReduceTree<kCount / 2>(d, tile + kCount / 2),
-                         ReduceTree<kCount / 2>(d, tile));
+    return SumNeighbours(d, ReduceLevels<kCount / 2>(d, tile + kCount / 2),
+                         ReduceLevels<kCount / 2>(d, tile));
   }
 }
-
-constexpr int kVectorLanes = static_cast<int>(hn::MaxLanes(DF()));
-constexpr int RoundUpToLanes(int count) {
-  return (count + kVectorLanes - 1) / kVectorLanes * kVectorLanes;
-}
-
-// out[r * out_stride + j] = a[r] . b[j] over n values for kRows x kCols pairs. One accumulator per
-// pair, so a pair has the same bits in every tile shape.
-template <int kRows, int kCols, class TA, class TB>
-HWY_INLINE void DotTile(const TA* const* a,
-                        const TB* const* b,
-                        int64_t n,
-                        float* HWY_RESTRICT out,
-                        int64_t out_stride) {
-  const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  constexpr int kPadded = RoundUpToLanes(kRows * kCols);
-  VF sum[kPadded];
-  TWINSPARK_UNROLL
-  for (int i = 0; i < kPadded; ++i)
-    sum[i] = hn::Zero(d);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    VF bv[kCols];
-    TWINSPARK_UNROLL
-    for (int j = 0; j < kCols; ++j)
-      bv[j] = LoadF32(d, b[j] + i);
-    TWINSPARK_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const VF av = LoadF32(d, a[r] + i);
-      TWINSPARK_UNROLL
-      for (int j = 0; j < kCols; ++j)
-        sum[r * kCols + j] = hn::MulAdd(av, bv[j], sum[r * kCols + j]);
-    }
-  }
-  if (i < n) {
-    TWINSPARK_UNROLL
-    for (int j = 0; j < kCols; ++j) {
-      const VF bv = LoadTail(d, b[j] + i, n - i);
-      TWINSPARK_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        sum[r * kCols + j] = hn::MulAdd(LoadTail(d, a[r] + i, n - i), bv, sum[r * kCols + j]);
-      }
-    }
-  }
-  HWY_ALIGN float sums[kPadded];
-  TWINSPARK_UNROLL
-  for (int s = 0; s < kPadded; s += kVectorLanes)
-    hn::Store(ReduceTree<kVectorLanes>(d, sum + s), d, sums + s);
-  TWINSPARK_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    TWINSPARK_UNROLL
-    for (int j = 0; j < kCols; ++j)
-      out[r * out_stride + j] = sums[r * kCols + j];
-  }
-}
-
-// The same for any number of rows and columns. a and b give the r-th and j-th pointer.
-template <class A, class B>
-HWY_INLINE void DotBlock(const A& a,
-                         int64_t num_rows,
-                         const B& b,
-                         int64_t num_cols,
-                         int64_t n,
-                         float* HWY_RESTRICT out,
-                         int64_t out_stride) {
-  constexpr int kRows = 4;
-  constexpr int kCols = hn::MaxLanes(DF()) >= 16 ? 4 : 2;  // 16 or 8 accumulators
-  using PA = decltype(a(0));
-  using PB = decltype(b(0));
-  for (int64_t j = 0; j < num_cols; j += kCols) {
-    const bool full_cols = j + kCols <= num_cols;
-    PB bp[kCols];
-    for (int c = 0; c < kCols; ++c)
-      bp[c] = b(std::min(j + c, num_cols - 1));
-    int64_t r = 0;
-    for (; r + kRows <= num_rows && full_cols; r += kRows) {
-      PA ap[kRows];
-      for (int c = 0; c < kRows; ++c)
-        ap[c] = a(r + c);
-      DotTile<kRows, kCols>(ap, bp, n, out + r * out_stride + j, out_stride);
-    }
-    for (; r < num_rows; ++r) {
-      PA ap[1] = {a(r)};
-      if (full_cols) {
-        DotTile<1, kCols>(ap, bp, n, out + r * out_stride + j, out_stride);
-      } else {
-        for (int64_t c = 0; c < num_cols - j; ++c) {
-          DotTile<1, 1>(ap, bp + c, n, out + r * out_stride + j + c, out_stride);
-        }
-      }
-    }
-  }
+template <int kCount>
+HWY_INLINE VF ReduceTree(DF d, const VF* tile) {
+#if HWY_TARGET == HWY_AVX2
+  // Two levels of neighbours within 128 bits, then their halves.
+  const auto pairs = [&](VF hi, VF lo) HWY_ATTR { return VF{_mm256_hadd_ps(lo.raw, hi.raw)}; };
+  const auto fours = [&](const VF* t, int count) HWY_ATTR {
+    const VF low = pairs(t[count > 1 ? 1 : 0], t[0]);
+    return pairs(count > 2 ? pairs(t[count > 2 ? 3 : 0], t[count > 2 ? 2 : 0]) : low, low);
+  };
+  const VF low = fours(tile, kCount);
+  const VF high = kCount > 4 ? fours(tile + (kCount > 4 ? 4 : 0), kCount > 4 ? 4 : kCount) : low;
+  return hn::Add(hn::ConcatLowerLower(d, high, low), hn::ConcatUpperUpper(d, high, low));
+#else
+  VF v = ReduceLevels<kCount>(d, tile);
+  for (size_t width = hn::Lanes(d) / kCount; width > 1; width /= 2)
+    v = SumNeighbours(d, v, v);
+  return v;
+#endif
 }
 
 }  // namespace HWY_NAMESPACE

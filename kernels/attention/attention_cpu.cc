@@ -1,10 +1,12 @@
 // Attention on the CPU. Neighbouring rows of one sequence form a tile: the keys that any of them
-// sees are decoded once into an f32 pool (the values are the same either way), then every row walks
-// its own list of pool rows. With many tiles threads take whole tiles; with few (decode) they share
-// the decoding and then split rows and heads. An output is one chain of FMAs over the row's key
-// list, so neither the tiling nor the threads can change it.
+// sees are decoded once into an f32 pool (the values are the same either way). Up to kMostQueries
+// (row, head) pairs are computed together: the keys of the window, which neighbouring rows share,
+// meet all of them while they are near; selected keys meet the heads of their row. With many tiles
+// threads take whole tiles; with few (decode) they share the decoding and then split rows and
+// heads. An output is one chain of FMAs over the row's key list, so neither the tiling nor the
+// threads can change it.
 //
-// Cost per row and head: 4 * num_keys * head_dim flops; bytes: pool rows, read twice from L2.
+// Cost per row and head: 4 * num_keys * head_dim flops.
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/dot-inl.h"
 #include "kernels/exp-inl.h"
 #include "kernels/parallel_rows.h"
 #include "kernels/quant/codec-inl.h"
@@ -26,8 +29,9 @@ namespace twinspark {
 namespace {
 
 constexpr int64_t kMaxTileRows = 8;
-constexpr int64_t kPoolKeys = 1024;  // tiles grow up to this many keys (2 MiB at head_dim 512)
-constexpr int64_t kScorePad = 16;    // score rows are padded to whole vectors
+constexpr int64_t kPoolKeys = 1024;   // tiles grow up to this many keys (2 MiB at head_dim 512)
+constexpr int64_t kPad = 16;          // score rows are padded to whole vectors
+constexpr int64_t kMostQueries = 32;  // (row, head) pairs computed together
 
 // Rows [row_begin, row_end) and the keys they see: pool rows are ring positions, step rows, then
 // the sorted union of the selections.
@@ -43,18 +47,38 @@ struct AttentionTile {
   int64_t num_keys() const { return num_ring() + num_step() + num_groups; }
 };
 
+int64_t MostQueries(int64_t num_heads) {
+  return std::min(kMostQueries, kMaxTileRows * num_heads);
+}
+
+// Pool rows lie one cache line further apart than they are long: equal columns of all rows would
+// share a few sets of the first-level cache otherwise.
+int64_t PoolStride(int64_t head_dim) {
+  return (head_dim + kPad - 1) / kPad * kPad + kPad;
+}
+
 struct TileScratch {
-  float* pool = nullptr;      // [pool_keys, head_dim]
+  float* pool = nullptr;      // [pool_keys, PoolStride]
   int32_t* groups = nullptr;  // [pool_keys]
   int32_t* merged = nullptr;  // [pool_keys]
 };
 
-// Scratch of one thread that computes rows.
+// Rows [row_begin, row_end) of a tile and heads [head_begin, head_end).
+struct AttendRange {
+  int64_t row_begin, row_end, head_begin, head_end;
+  int64_t num_rows() const { return row_end - row_begin; }
+  int64_t num_heads() const { return head_end - head_begin; }
+};
+
+// Scratch of one thread that computes rows. A query is a (row, head) pair.
 struct RowScratch {
-  const float** keys = nullptr;  // [max_row_keys]
-  float* scores = nullptr;       // [num_heads, padded max_row_keys]
-  float* q = nullptr;            // [num_heads, head_dim], f32
-  float* sums = nullptr;         // [num_heads, head_dim]
+  const float** keys = nullptr;  // [kMaxTileRows, row_keys]
+  float* q = nullptr;            // [MostQueries, head_dim], f32
+  float* window = nullptr;       // [MostQueries, window_stride]: dots with all keys of the window
+  float* scores = nullptr;       // [MostQueries, row_stride]
+  int64_t row_keys = 0;          // most keys of a row
+  int64_t window_stride = 0;
+  int64_t row_stride = 0;
 };
 
 }  // namespace
@@ -71,12 +95,13 @@ void DecodeKeys(
     const AttentionParams& p, const AttentionTile& tile, float* pool, int64_t begin, int64_t end) {
   const AttentionRow& first = p.rows[tile.row_begin];
   const int64_t cols = p.head_dim;
+  const int64_t stride = PoolStride(cols);
   const auto row_of = [](const CacheRows& store, int64_t row) {
     CHECK(row >= 0 && row < store.num_rows) << row << " of " << store.num_rows;
     return static_cast<const uint8_t*>(store.data) + row * store.row_bytes();
   };
   for (int64_t k = begin; k < end; ++k) {
-    float* out = pool + k * cols;
+    float* out = pool + k * stride;
     int64_t i = k;
     if (i < tile.num_ring()) {
       const int64_t slot = (tile.ring_lo + i) % p.ring_slots;
@@ -119,101 +144,80 @@ float SoftmaxRow(float* scores, int64_t num_keys, float scale, float sink, bool 
   return ReduceLanes(d, sum) + std::exp(sink - max);
 }
 
-// sums[h][c .. c + kVecs vectors) += sum_k e[h][k] * keys[k][c ..] for kHeads heads.
+// Columns of the values that are summed at a time, in vectors.
+constexpr int kValueVecs = hn::MaxLanes(DF()) >= 16 ? 4 : 2;
+constexpr int64_t kValueCols = kValueVecs * static_cast<int64_t>(hn::MaxLanes(DF()));
+
+// sums[h][0 .. kVecs vectors) += sum_k e[h][k] * keys[k][c ..] for kHeads heads.
 template <int kHeads, int kVecs>
 HWY_INLINE void AddKeys(const float* const* keys,
                         int64_t num_keys,
                         const float* e,
                         int64_t e_stride,
                         int64_t c,
-                        float* sums,
-                        int64_t sums_stride) {
+                        float* sums) {
   const DF d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   VF acc[kHeads * kVecs];
   TWINSPARK_UNROLL
   for (int h = 0; h < kHeads; ++h) {
     TWINSPARK_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      acc[h * kVecs + v] = hn::LoadU(d, sums + h * sums_stride + c + v * lanes);
-    }
+    for (int v = 0; v < kVecs; ++v)
+      acc[h * kVecs + v] = hn::Load(d, sums + h * kValueCols + v * lanes);
   }
   for (int64_t k = 0; k < num_keys; ++k) {
     VF key[kVecs];
     TWINSPARK_UNROLL
     for (int v = 0; v < kVecs; ++v)
-      key[v] = hn::LoadU(d, keys[k] + c + v * lanes);
+      key[v] = InRegister(hn::LoadU(d, keys[k] + c + v * lanes));
     TWINSPARK_UNROLL
     for (int h = 0; h < kHeads; ++h) {
-      const VF weight = hn::Set(d, e[h * e_stride + k]);
+      const VF weight = InRegister(hn::Set(d, e[h * e_stride + k]));
       TWINSPARK_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
+      for (int v = 0; v < kVecs; ++v)
         acc[h * kVecs + v] = hn::MulAdd(weight, key[v], acc[h * kVecs + v]);
-      }
     }
   }
   TWINSPARK_UNROLL
   for (int h = 0; h < kHeads; ++h) {
     TWINSPARK_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      hn::StoreU(acc[h * kVecs + v], d, sums + h * sums_stride + c + v * lanes);
-    }
+    for (int v = 0; v < kVecs; ++v)
+      hn::Store(acc[h * kVecs + v], d, sums + h * kValueCols + v * lanes);
   }
 }
 
-template <int kHeads>
-HWY_INLINE void AddKeysAllColumns(const float* const* keys,
-                                  int64_t num_keys,
-                                  const float* e,
-                                  int64_t e_stride,
-                                  int64_t head_dim,
-                                  float* sums) {
-  constexpr int kVecs = hn::MaxLanes(DF()) >= 16 ? 4 : 2;
+// The same for `cols` <= kValueCols columns of any number of heads.
+HWY_NOINLINE void AddKeysOfHeads(const float* const* keys,
+                                 int64_t num_keys,
+                                 const float* e,
+                                 int64_t e_stride,
+                                 int64_t num_heads,
+                                 int64_t c,
+                                 int64_t cols,
+                                 float* sums) {
   const DF d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t c = 0;
-  for (; c + kVecs * lanes <= head_dim; c += kVecs * lanes) {
-    AddKeys<kHeads, kVecs>(keys, num_keys, e, e_stride, c, sums, head_dim);
-  }
-  for (; c + lanes <= head_dim; c += lanes) {
-    AddKeys<kHeads, 1>(keys, num_keys, e, e_stride, c, sums, head_dim);
-  }
-  if (c == head_dim) return;
-  const int64_t rest = head_dim - c;
-  for (int h = 0; h < kHeads; ++h) {
-    VF acc = LoadTail(d, sums + h * head_dim + c, rest);
-    for (int64_t k = 0; k < num_keys; ++k) {
-      acc = hn::MulAdd(hn::Set(d, e[h * e_stride + k]), LoadTail(d, keys[k] + c, rest), acc);
-    }
-    StoreTail(acc, d, sums + h * head_dim + c, rest);
-  }
-}
-
-// Values of all keys for num_heads heads; keys in tiles that stay in L1 for all heads.
-void WeightedSum(const float* const* keys,
-                 int64_t num_keys,
-                 const float* e,
-                 int64_t e_stride,
-                 int64_t num_heads,
-                 int64_t head_dim,
-                 float* sums) {
-  constexpr int64_t kKeyTile = 8;
-  std::fill(sums, sums + num_heads * head_dim, 0.0f);
-  for (int64_t k = 0; k < num_keys; k += kKeyTile) {
-    const int64_t count = std::min(kKeyTile, num_keys - k);
+  if (cols == kValueCols) {
     int64_t h = 0;
-    for (; h + 4 <= num_heads; h += 4) {
-      AddKeysAllColumns<4>(keys + k, count, e + h * e_stride + k, e_stride, head_dim,
-                           sums + h * head_dim);
-    }
-    for (; h + 2 <= num_heads; h += 2) {
-      AddKeysAllColumns<2>(keys + k, count, e + h * e_stride + k, e_stride, head_dim,
-                           sums + h * head_dim);
-    }
-    for (; h < num_heads; ++h) {
-      AddKeysAllColumns<1>(keys + k, count, e + h * e_stride + k, e_stride, head_dim,
-                           sums + h * head_dim);
-    }
+    for (; h + 4 <= num_heads; h += 4)
+      AddKeys<4, kValueVecs>(keys, num_keys, e + h * e_stride, e_stride, c, sums + h * kValueCols);
+    for (; h + 2 <= num_heads; h += 2)
+      AddKeys<2, kValueVecs>(keys, num_keys, e + h * e_stride, e_stride, c, sums + h * kValueCols);
+    for (; h < num_heads; ++h)
+      AddKeys<1, kValueVecs>(keys, num_keys, e + h * e_stride, e_stride, c, sums + h * kValueCols);
+    return;
+  }
+  for (int64_t h = 0; h < num_heads; ++h) {
+    float* out = sums + h * kValueCols;
+    int64_t i = 0;
+    for (; i + lanes <= cols; i += lanes)
+      AddKeys<1, 1>(keys, num_keys, e + h * e_stride, e_stride, c + i, out + i);
+    if (i == cols) continue;
+    VF acc = hn::Load(d, out + i);
+    for (int64_t k = 0; k < num_keys; ++k)
+      acc =
+          hn::MulAdd(hn::Set(d, e[h * e_stride + k]), LoadTail(d, keys[k] + c + i, cols - i), acc);
+    hn::Store(acc, d, out + i);
   }
 }
 
@@ -224,84 +228,166 @@ int64_t ListKeys(const AttentionParams& p,
                  int64_t t,
                  const float** keys) {
   const AttentionRow& row = p.rows[t];
+  const int64_t stride = PoolStride(p.head_dim);
   int64_t count = 0;
   for (int64_t pos = row.ring_begin; pos < row.ring_end; ++pos) {
-    keys[count++] = pool + (pos - tile.ring_lo) * p.head_dim;
+    keys[count++] = pool + (pos - tile.ring_lo) * stride;
   }
-  const float* step_pool = pool + tile.num_ring() * p.head_dim;
+  const float* step_pool = pool + tile.num_ring() * stride;
   for (int64_t i = row.step_begin; i < row.step_end; ++i) {
-    keys[count++] = step_pool + (i - tile.step_lo) * p.head_dim;
+    keys[count++] = step_pool + (i - tile.step_lo) * stride;
   }
   if (p.num_selected == nullptr) return count;
-  const float* group_pool = step_pool + tile.num_step() * p.head_dim;
+  const float* group_pool = step_pool + tile.num_step() * stride;
   const int32_t* selected = p.selected.Row<int32_t>(t);
   int64_t slot = 0;
   for (int32_t i = 0; i < p.num_selected[t]; ++i) {
     while (tile.groups[slot] != selected[i])
       ++slot;  // both ascend
-    keys[count++] = group_pool + slot * p.head_dim;
+    keys[count++] = group_pool + slot * stride;
   }
   return count;
 }
 
-template <class Q, class Out>
-void AttendRowTyped(const AttentionParams& p,
-                    const AttentionTile& tile,
-                    const float* pool,
-                    int64_t t,
-                    int64_t head_begin,
-                    int64_t head_end,
-                    const RowScratch& s) {
+template <class Q>
+void WidenQueries(const AttentionParams& p, const AttendRange& range, float* q) {
   const DF d;
-  const int64_t num_heads = head_end - head_begin;
-  const int64_t head_dim = p.head_dim;
-  const int64_t num_keys = ListKeys(p, tile, pool, t, s.keys);
-  const Q* q = p.q.Row<Q>(t) + head_begin * head_dim;
-  Out* out = p.out.Row<Out>(t) + head_begin * head_dim;
-  if (num_keys == 0) {
-    std::fill(out, out + num_heads * head_dim, Out{});
-    return;
-  }
-  ForVectors(d, num_heads * head_dim,
-             [&](const auto& load, const auto& store) HWY_ATTR { store(load(q), s.q); });
-  const int64_t stride = static_cast<int64_t>(
-      hwy::RoundUpTo(static_cast<size_t>(num_keys), static_cast<size_t>(kScorePad)));
-  DotBlock([&](int64_t h) { return static_cast<const float*>(s.q + h * head_dim); }, num_heads,
-           [&](int64_t k) { return s.keys[k]; }, num_keys, head_dim, s.scores, stride);
-  float denominators[64];
-  CHECK_LE(num_heads, 64);
-  for (int64_t h = 0; h < num_heads; ++h) {
-    denominators[h] = SoftmaxRow(s.scores + h * stride, num_keys, p.scale, p.sink[head_begin + h],
-                                 p.round_probabilities);
-  }
-  WeightedSum(s.keys, num_keys, s.scores, stride, num_heads, head_dim, s.sums);
-  for (int64_t h = 0; h < num_heads; ++h) {
-    const VF denominator = hn::Set(d, denominators[h]);
-    const float* sums = s.sums + h * head_dim;
-    Out* head_out = out + h * head_dim;
-    ForVectors(d, head_dim, [&](const auto& load, const auto& store) HWY_ATTR {
-      store(hn::Div(load(sums), denominator), head_out);
-    });
+  const int64_t values = range.num_heads() * p.head_dim;
+  for (int64_t t = range.row_begin; t < range.row_end; ++t) {
+    const Q* from = p.q.Row<Q>(t) + range.head_begin * p.head_dim;
+    ForVectors(d, values,
+               [&](const auto& load, const auto& store) HWY_ATTR { store(load(from), q); });
+    q += values;
   }
 }
 
-void AttendRow(const AttentionParams& p,
-               const AttentionTile& tile,
-               const float* pool,
-               int64_t t,
-               int64_t head_begin,
-               int64_t head_end,
+// s.window[query][i] = q . pool[i] for the keys of the window (ring and step) that any row sees.
+void ScoreWindow(const AttentionParams& p,
+                 const AttentionTile& tile,
+                 const float* pool,
+                 const AttendRange& range,
+                 const RowScratch& s) {
+  const AttentionRow& first = p.rows[range.row_begin];
+  const AttentionRow& last = p.rows[range.row_end - 1];
+  const int64_t stride = PoolStride(p.head_dim);
+  const auto score = [&](int64_t begin, int64_t end) HWY_ATTR {
+    DotBlock([&](int64_t i) { return static_cast<const float*>(s.q + i * p.head_dim); },
+             range.num_rows() * range.num_heads(),
+             [&](int64_t k) { return pool + (begin + k) * stride; }, end - begin, p.head_dim,
+             s.window + begin, s.window_stride);
+  };
+  score(first.ring_begin - tile.ring_lo, last.ring_end - tile.ring_lo);
+  score(tile.num_ring() + first.step_begin - tile.step_lo,
+        tile.num_ring() + last.step_end - tile.step_lo);
+}
+
+// Scores of row t in the order of its key list; q: its heads; window: their dots with the window.
+void ScoreRow(const AttentionParams& p,
+              const AttentionTile& tile,
+              int64_t t,
+              int64_t num_heads,
+              const float* q,
+              const float* window,
+              const float* const* keys,
+              int64_t num_keys,
+              const RowScratch& s,
+              float* scores) {
+  const AttentionRow& row = p.rows[t];
+  const int64_t num_ring = row.ring_end - row.ring_begin;
+  const int64_t num_step = row.step_end - row.step_begin;
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const float* dots = window + h * s.window_stride;
+    float* out = scores + h * s.row_stride;
+    std::copy_n(dots + row.ring_begin - tile.ring_lo, num_ring, out);
+    std::copy_n(dots + tile.num_ring() + row.step_begin - tile.step_lo, num_step, out + num_ring);
+  }
+  const int64_t num_window = num_ring + num_step;
+  DotBlock([&](int64_t h) { return q + h * p.head_dim; }, num_heads,
+           [&](int64_t k) { return keys[num_window + k]; }, num_keys - num_window, p.head_dim,
+           scores + num_window, s.row_stride);
+}
+
+// Values of all rows, a block of columns at a time, keys in tiles whose columns stay near.
+template <class Out>
+void SumValues(const AttentionParams& p,
+               const AttendRange& range,
+               const int64_t* num_keys,
+               const float* denominators,
                const RowScratch& s) {
-  constexpr int64_t kHeadsAtOnce = 64;
-  for (int64_t h = head_begin; h < head_end; h += kHeadsAtOnce) {
-    const int64_t stop = std::min(head_end, h + kHeadsAtOnce);
-    WithFloatType(p.q.dtype, [&](auto* q_type) {
-      WithFloatType(p.out.dtype, [&](auto* out_type) {
-        using Q = std::remove_pointer_t<decltype(q_type)>;
-        using Out = std::remove_pointer_t<decltype(out_type)>;
-        AttendRowTyped<Q, Out>(p, tile, pool, t, h, stop, s);
+  constexpr int64_t kKeyTile = 96;
+  const DF d;
+  const int64_t num_heads = range.num_heads();
+  const int64_t most_keys = *std::max_element(num_keys, num_keys + range.num_rows());
+  HWY_ALIGN float sums[kMostQueries * kValueCols];
+  for (int64_t c = 0; c < p.head_dim; c += kValueCols) {
+    const int64_t cols = std::min(kValueCols, p.head_dim - c);
+    std::fill(sums, sums + range.num_rows() * num_heads * kValueCols, 0.0f);
+    for (int64_t k = 0; k < most_keys; k += kKeyTile) {
+      for (int64_t r = 0; r < range.num_rows(); ++r) {
+        const int64_t count = std::min(kKeyTile, num_keys[r] - k);
+        if (count <= 0) continue;
+        AddKeysOfHeads(s.keys + r * s.row_keys + k, count,
+                       s.scores + r * num_heads * s.row_stride + k, s.row_stride, num_heads, c,
+                       cols, sums + r * num_heads * kValueCols);
+      }
+    }
+    for (int64_t i = 0; i < range.num_rows() * num_heads; ++i) {
+      const float* from = sums + i * kValueCols;
+      Out* out = p.out.Row<Out>(range.row_begin + i / num_heads) +
+                 (range.head_begin + i % num_heads) * p.head_dim + c;
+      const VF denominator = hn::Set(d, denominators[i]);
+      ForVectors(d, cols, [&](const auto& load, const auto& store) HWY_ATTR {
+        store(hn::Div(load(from), denominator), out);
       });
-    });
+    }
+  }
+}
+
+void AttendPairs(const AttentionParams& p,
+                 const AttentionTile& tile,
+                 const float* pool,
+                 const AttendRange& range,
+                 const RowScratch& s) {
+  WithFloatType(p.q.dtype, [&](auto* type) {
+    WidenQueries<std::remove_pointer_t<decltype(type)>>(p, range, s.q);
+  });
+  ScoreWindow(p, tile, pool, range, s);
+  const int64_t num_heads = range.num_heads();
+  int64_t num_keys[kMaxTileRows];
+  float denominators[kMostQueries];
+  for (int64_t r = 0; r < range.num_rows(); ++r) {
+    const int64_t t = range.row_begin + r, first = r * num_heads;
+    const float** keys = s.keys + r * s.row_keys;
+    float* scores = s.scores + first * s.row_stride;
+    num_keys[r] = ListKeys(p, tile, pool, t, keys);
+    ScoreRow(p, tile, t, num_heads, s.q + first * p.head_dim, s.window + first * s.window_stride,
+             keys, num_keys[r], s, scores);
+    for (int64_t h = 0; h < num_heads; ++h) {
+      const float sink = p.sink[range.head_begin + h];
+      denominators[first + h] = num_keys[r] == 0
+                                    ? 1.0f  // no keys: zeros
+                                    : SoftmaxRow(scores + h * s.row_stride, num_keys[r], p.scale,
+                                                 sink, p.round_probabilities);
+    }
+  }
+  WithFloatType(p.out.dtype, [&](auto* type) {
+    SumValues<std::remove_pointer_t<decltype(type)>>(p, range, num_keys, denominators, s);
+  });
+}
+
+// Any rows of a tile and any heads.
+void AttendRows(const AttentionParams& p,
+                const AttentionTile& tile,
+                const float* pool,
+                const AttendRange& all,
+                const RowScratch& s) {
+  const int64_t heads = std::min(kMostQueries, all.num_heads());
+  const int64_t rows = std::min(kMaxTileRows, kMostQueries / heads);
+  for (int64_t t = all.row_begin; t < all.row_end; t += rows) {
+    for (int64_t h = all.head_begin; h < all.head_end; h += heads) {
+      AttendPairs(p, tile, pool,
+                  {t, std::min(all.row_end, t + rows), h, std::min(all.head_end, h + heads)}, s);
+    }
   }
 }
 
@@ -315,7 +401,7 @@ namespace twinspark {
 namespace {
 
 HWY_EXPORT(DecodeKeys);
-HWY_EXPORT(AttendRow);
+HWY_EXPORT(AttendRows);
 
 // Sizes of one call, from which tiles and scratch follow.
 struct AttentionSizes {
@@ -397,18 +483,25 @@ AttentionTile PlanTile(const AttentionParams& p, int64_t begin, int64_t end, Til
 
 TileScratch TakeTileScratch(Arena& arena, const AttentionSizes& sizes, int64_t head_dim) {
   TileScratch scratch;
-  scratch.pool = arena.Take<float>(sizes.pool_keys * head_dim);
+  scratch.pool = arena.Take<float>(sizes.pool_keys * PoolStride(head_dim));
   scratch.groups = arena.Take<int32_t>(sizes.pool_keys);
   scratch.merged = arena.Take<int32_t>(sizes.pool_keys);
   return scratch;
 }
 
-RowScratch TakeRowScratch(Arena& arena, int64_t row_keys, int64_t num_heads, int64_t head_dim) {
+RowScratch TakeRowScratch(Arena& arena,
+                          const AttentionSizes& sizes,
+                          int64_t num_heads,
+                          int64_t head_dim) {
+  const int64_t queries = MostQueries(num_heads);
   RowScratch scratch;
-  scratch.keys = arena.Take<const float*>(row_keys);
-  scratch.scores = arena.Take<float>(num_heads * (row_keys + kScorePad));
-  scratch.q = arena.Take<float>(num_heads * head_dim);
-  scratch.sums = arena.Take<float>(num_heads * head_dim);
+  scratch.row_keys = sizes.row_keys;
+  scratch.window_stride = sizes.window + 2 * sizes.tile_rows;
+  scratch.row_stride = (sizes.row_keys + kPad - 1) / kPad * kPad;
+  scratch.keys = arena.Take<const float*>(kMaxTileRows * sizes.row_keys);
+  scratch.q = arena.Take<float>(queries * head_dim);
+  scratch.window = arena.Take<float>(queries * scratch.window_stride);
+  scratch.scores = arena.Take<float>(queries * scratch.row_stride);
   return scratch;
 }
 
@@ -432,7 +525,7 @@ void AttendShared(const AttentionParams& p, const AttentionSizes& sizes, const L
   TileScratch tile_scratch = TakeTileScratch(*launch.arena, sizes, p.head_dim);
   RowScratch* row_scratch = launch.arena->Take<RowScratch>(NumThreads(launch));
   for (int i = 0; i < NumThreads(launch); ++i) {
-    row_scratch[i] = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
+    row_scratch[i] = TakeRowScratch(*launch.arena, sizes, p.num_heads, p.head_dim);
   }
   const int64_t key_grain = RowGrain(0.25 * static_cast<double>(p.head_dim));
   for (int64_t begin = 0, end; begin < p.q.rows; begin = end) {
@@ -446,11 +539,14 @@ void AttendShared(const AttentionParams& p, const AttentionSizes& sizes, const L
     const double unit_ns = 0.05 * static_cast<double>(sizes.row_keys * p.head_dim);
     ParallelRows(launch, units, RowGrain(unit_ns), [&](int64_t from, int64_t to, int thread_idx) {
       while (from < to) {
+        // Whole rows together, what is left of a row alone.
         const int64_t t = from / p.num_heads, head = from % p.num_heads;
-        const int64_t head_end = std::min<int64_t>(p.num_heads, head + to - from);
-        HWY_DYNAMIC_DISPATCH(AttendRow)
-        (p, tile, tile_scratch.pool, begin + t, head, head_end, row_scratch[thread_idx]);
-        from += head_end - head;
+        const int64_t rows = head == 0 ? std::max<int64_t>(1, (to - from) / p.num_heads) : 1;
+        const int64_t heads = std::min<int64_t>(p.num_heads - head, to - from);
+        HWY_DYNAMIC_DISPATCH(AttendRows)
+        (p, tile, tile_scratch.pool, {begin + t, begin + t + rows, head, head + heads},
+         row_scratch[thread_idx]);
+        from += rows * heads;
       }
     });
   }
@@ -466,7 +562,7 @@ void AttendByTiles(const AttentionParams& p, const AttentionSizes& sizes, const 
   ThreadScratch* scratch = launch.arena->Take<ThreadScratch>(NumThreads(launch));
   for (int i = 0; i < NumThreads(launch); ++i) {
     scratch[i].tile = TakeTileScratch(*launch.arena, sizes, p.head_dim);
-    scratch[i].row = TakeRowScratch(*launch.arena, sizes.row_keys, p.num_heads, p.head_dim);
+    scratch[i].row = TakeRowScratch(*launch.arena, sizes, p.num_heads, p.head_dim);
   }
   ParallelRows(launch, p.q.rows, sizes.tile_rows, [&](int64_t from, int64_t to, int thread_idx) {
     ThreadScratch& s = scratch[thread_idx];
@@ -475,9 +571,8 @@ void AttendByTiles(const AttentionParams& p, const AttentionSizes& sizes, const 
       const AttentionTile tile = PlanTile(p, begin, end, s.tile);
       CHECK_LE(tile.num_keys(), sizes.pool_keys);
       HWY_DYNAMIC_DISPATCH(DecodeKeys)(p, tile, s.tile.pool, 0, tile.num_keys());
-      for (int64_t t = begin; t < end; ++t) {
-        HWY_DYNAMIC_DISPATCH(AttendRow)(p, tile, s.tile.pool, t, 0, p.num_heads, s.row);
-      }
+      HWY_DYNAMIC_DISPATCH(AttendRows)
+      (p, tile, s.tile.pool, {begin, end, 0, p.num_heads}, s.row);
     }
   });
 }
@@ -498,9 +593,10 @@ void AttentionCpu(const AttentionParams& params, const Launch& launch) {
 int64_t AttentionScratchBytesCpu(int64_t max_keys, int num_heads, int head_dim, int num_threads) {
   const int64_t pool_keys = std::max(kPoolKeys, max_keys) + 3 * kMaxTileRows;
   constexpr int64_t kF32Bytes = static_cast<int64_t>(sizeof(float));
-  const int64_t tile_bytes = pool_keys * (head_dim + 2) * kF32Bytes;
-  const int64_t row_bytes = max_keys * static_cast<int64_t>(sizeof(float*)) +
-                            num_heads * (max_keys + kScorePad + 2 * head_dim) * kF32Bytes;
+  const int64_t tile_bytes = pool_keys * (PoolStride(head_dim) + 2) * kF32Bytes;
+  const int64_t row_floats = head_dim + (max_keys + 2 * kMaxTileRows) + (max_keys + kPad);
+  const int64_t row_bytes = kMaxTileRows * max_keys * static_cast<int64_t>(sizeof(float*)) +
+                            MostQueries(num_heads) * row_floats * kF32Bytes;
   constexpr int64_t kAlignSlack = 12 * static_cast<int64_t>(Arena::kAlign);
   return num_threads * (tile_bytes + row_bytes + kAlignSlack);
 }

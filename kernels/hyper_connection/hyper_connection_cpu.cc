@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "kernels/hyper_connection/hyper_connection_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/dot-inl.h"
 #include "kernels/exp-inl.h"
 #include "kernels/parallel_rows.h"
 #include "kernels/row_norm-inl.h"
@@ -48,7 +49,8 @@ void CollapseNormRows(const CollapseNormParams& p, char* scratch, int64_t begin,
   });
 }
 
-constexpr int64_t kRowsAtOnce = 8;
+constexpr int64_t kRowsAtOnce = 2 * kDotRows;
+constexpr int64_t kMostLanes = 8;  // wider divisions take longer
 
 // m[num_mixes] of rows [begin, end), not yet multiplied by the inverse rms.
 void MixDots(const HcMixParams& p, int64_t begin, int64_t end, float* dots) {
@@ -153,9 +155,8 @@ void FinishRows(D d, const HcMixParams& p, const float* dots, int64_t begin, int
 
 void HcMixRows(const HcMixParams& p, int64_t begin, int64_t end) {
   float dots[kRowsAtOnce * (2 * kMaxStreams + kMaxStreams * kMaxStreams)];
-  // Few lanes for few rows: wide divisions take longer.
   const hn::CappedTag<float, 4> few;
-  const hn::CappedTag<float, kRowsAtOnce> many;
+  const hn::CappedTag<float, kMostLanes> many;
   for (int64_t t = begin; t < end; t += kRowsAtOnce) {
     const int64_t stop = std::min(end, t + kRowsAtOnce);
     MixDots(p, t, stop, dots);

@@ -11,6 +11,7 @@
 #endif
 // clang-format on
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -63,14 +64,14 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> EncodeSmall(DF d, VF y) {
 }
 
 // Values of Lanes(d) e4m3 codes divided by 2^8: the code's exponent and mantissa moved to their
-// place in an f16 (whose bias is larger by 8), the sign copied over the top bit.
+// place in an f16 (whose bias is larger by 8), the sign, extended by the widening, to its top bit.
 HWY_INLINE VF DecodeE4M3(DF d, const uint8_t* codes) {
-  const hn::Rebind<uint8_t, DF> d8;
+  const hn::Rebind<int8_t, DF> d8;
   const hn::Rebind<uint16_t, DF> d16;
   const hn::Rebind<int16_t, DF> di16;
   const hn::Rebind<hwy::float16_t, DF> df16;
-  const auto upper = hn::ShiftLeft<8>(hn::PromoteTo(d16, hn::LoadU(d8, codes)));
-  const auto moved = hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(di16, upper)));
+  const auto wide = hn::PromoteTo(di16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes)));
+  const auto moved = hn::BitCast(d16, hn::ShiftLeft<7>(wide));
   const auto half = hn::And(moved, hn::Set(d16, static_cast<uint16_t>(0xbfff)));
   return hn::PromoteTo(d, hn::BitCast(df16, half));
 }
@@ -88,20 +89,6 @@ HWY_INLINE VF DecodeHalf(DF d, const uint8_t* upper_bytes) {
   return hn::PromoteTo(d, hn::BitCast(df16, half));
 }
 
-HWY_INLINE float E8M0Scale(uint32_t byte) {
-  return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that EncodeRow writes
-}
-// Positive e4m3 code: 2^(exponent - 7) * (1 + mantissa / 8), or steps of 2^-9 below.
-HWY_INLINE float E4M3Scale(uint8_t code) {
-  const int32_t mantissa = code & 7;
-  const float normal = std::bit_cast<float>((static_cast<uint32_t>(code) << 20) +
-                                            (static_cast<uint32_t>(120) << 23));
-  return code >= 8 ? normal : static_cast<float>(mantissa) * 0x1p-9f;
-}
-HWY_INLINE float DecodeScale(CacheFormat format, uint8_t byte) {
-  return format == CacheFormat::kQ4E4 ? E4M3Scale(byte) : E8M0Scale(byte);
-}
-
 inline constexpr int64_t kScalesAtOnce = 16;  // whole vectors of every width up to 16 lanes
 
 // Scales of up to kScalesAtOnce groups: the stored byte, what values are divided by, and its
@@ -112,14 +99,14 @@ struct GroupScales {
   uint8_t bytes[kScalesAtOnce];
 };
 
-// `largest`: the groups' largest magnitudes.
-HWY_INLINE void ScalesOf(CacheFormat format, const float* largest, GroupScales& s) {
+// `largest`: the groups' largest magnitudes, `count` of them and zeros.
+HWY_INLINE void ScalesOf(CacheFormat format, const float* largest, int64_t count, GroupScales& s) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   const hn::RebindToSigned<DF> di;
   const hn::Rebind<uint8_t, DF> d8;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t i = 0; i < kScalesAtOnce; i += lanes) {
+  for (int64_t i = 0; i < count; i += lanes) {
     const VF m = hn::Load(d, largest + i);
     if (format == CacheFormat::kQ4E4) {
       const VF ratio = hn::Div(hn::Max(m, hn::Set(d, 6.0f * 0x1p-9f)), hn::Set(d, 6.0f));
@@ -143,48 +130,86 @@ HWY_INLINE void ScalesOf(CacheFormat format, const float* largest, GroupScales& 
 }
 
 template <class T>
-HWY_INLINE float LargestOf(const T* x, int group) {
+HWY_INLINE VF LargestLanes(const T* x, int group) {
   const DF d;
   const int lanes = static_cast<int>(hn::Lanes(d));  // divides 16
-  VF largest = hn::Zero(d);
-  for (int i = 0; i < group; i += lanes)
+  VF largest = hn::Abs(LoadF32(d, x));
+  for (int i = lanes; i < group; i += lanes)
     largest = hn::Max(largest, hn::Abs(LoadF32(d, x + i)));
-  return hn::GetLane(hn::MaxOfLanes(d, largest));
+  return largest;
+}
+// Largest magnitudes of `count` <= kScalesAtOnce groups, zeros behind them. Four groups share the
+// shuffles.
+template <class T>
+HWY_INLINE void LargestOf(const T* x, int group, int64_t count, float* HWY_RESTRICT largest) {
+  const DF d;
+  std::fill(largest, largest + kScalesAtOnce, 0.0f);
+  int64_t g = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::Repartition<uint64_t, DF> d64;
+  const hn::CappedTag<float, 4> d4;
+  for (; g + 4 <= count; g += 4) {
+    const T* from = x + g * group;
+    const VF a = LargestLanes(from, group), b = LargestLanes(from + group, group);
+    const VF c = LargestLanes(from + 2 * group, group), e = LargestLanes(from + 3 * group, group);
+    const auto ab =
+        hn::BitCast(d64, hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+    const auto ce =
+        hn::BitCast(d64, hn::Max(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
+    VF v = hn::Max(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)),
+                   hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)));
+    if constexpr (hn::MaxLanes(DF()) >= 8) v = hn::Max(v, hn::SwapAdjacentBlocks(v));
+    if constexpr (hn::MaxLanes(DF()) >= 16) v = hn::Max(v, hn::ConcatLowerUpper(d, v, v));
+    HWY_ALIGN float lanes[hn::MaxLanes(DF())];
+    hn::Store(v, d, lanes);
+    hn::StoreU(hn::Load(d4, lanes), d4, largest + g);
+  }
+#endif
+  for (; g < count; ++g)
+    largest[g] = hn::GetLane(hn::MaxOfLanes(d, LargestLanes(x + g * group, group)));
+}
+
+// Stores the codes of a vector: a byte each, or two to a byte, the first one low.
+template <class F>
+HWY_INLINE void StoreCodes([[maybe_unused]] DF d,
+                           hn::Vec<hn::RebindToUnsigned<DF>> codes,
+                           uint8_t* to) {
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint8_t, DF> d8;
+  if constexpr (F::kSignBit == E4M3::kSignBit) {
+    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, codes)), d8, to);
+  } else {
+#if HWY_TARGET == HWY_SCALAR
+    to[0] = static_cast<uint8_t>(hn::GetLane(codes));
+#else
+    const hn::Repartition<uint64_t, DF> d64;
+    const hn::Rebind<uint8_t, decltype(d64)> d8_half;
+    const auto pairs = hn::BitCast(d64, codes);
+    const auto joined = hn::Or(pairs, hn::ShiftRight<28>(pairs));
+    hn::StoreU(hn::TruncateTo(d8_half, joined), d8_half, to);
+#endif
+  }
 }
 
 template <class F, class T>
 HWY_INLINE void EncodeGroup(
-    CacheFormat format, const T* x, int group, float scale, float reciprocal, uint8_t* codes) {
+    CacheFormat format, const T* x, int group, float scale, float reciprocal, uint8_t* dst) {
   const DF d;
-  const hn::RebindToSigned<DF> di;
-  const hn::Rebind<uint8_t, DF> d8;
   const int lanes = static_cast<int>(hn::Lanes(d));
   const VF divisor = hn::Set(d, scale), factor = hn::Set(d, reciprocal);
   const VF max = hn::Set(d, F::kMax), min = hn::Set(d, -F::kMax);
+  constexpr int kPerByte = F::kSignBit == E4M3::kSignBit || hn::MaxLanes(DF()) == 1 ? 1 : 2;
+  HWY_ALIGN uint8_t codes[32];  // one lane: packed afterwards
+  uint8_t* to = F::kSignBit != E4M3::kSignBit && kPerByte == 1 ? codes : dst;
   for (int i = 0; i < group; i += lanes) {
     const VF value = LoadF32(d, x + i);
     const VF scaled =
         format == CacheFormat::kQ4E4 ? hn::Div(value, divisor) : hn::Mul(value, factor);
     const VF y = hn::Min(hn::Max(scaled, min), max);
-    hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, EncodeSmall<F>(d, y))), d8, codes + i);
+    StoreCodes<F>(d, EncodeSmall<F>(d, y), to + i / kPerByte);
   }
-}
-
-// 32 (or 16) codes of four bits to 16 (or 8) bytes, low nibble first.
-HWY_INLINE void PackNibbles(const uint8_t* codes, int group, uint8_t* packed) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < group / 2; ++i)
-    packed[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
-#else
-  const hn::FixedTag<uint8_t, 16> d8;
-  const hn::FixedTag<uint16_t, 8> d16;
-  const hn::Rebind<uint8_t, hn::FixedTag<uint16_t, 8>> d_half;
-  for (int i = 0; i < group; i += 16) {
-    const auto pairs = hn::BitCast(d16, hn::LoadU(d8, codes + i));
-    const auto joined = hn::And(hn::Or(pairs, hn::ShiftRight<4>(pairs)), hn::Set(d16, 0xffu));
-    hn::StoreU(hn::TruncateTo(d_half, joined), d_half, packed + i / 2);
-  }
-#endif
+  for (int i = 0; to == codes && i < group / 2; ++i)
+    dst[i] = static_cast<uint8_t>(codes[2 * i] | (codes[2 * i + 1] << 4));
 }
 
 template <class T>
@@ -208,11 +233,10 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
   uint8_t* scale_bytes = dst + (format == CacheFormat::kQ8 ? n : n / 2);
   for (int64_t first = 0; first < num_groups; first += kScalesAtOnce) {
     const int64_t count = std::min(kScalesAtOnce, num_groups - first);
-    HWY_ALIGN float largest[kScalesAtOnce] = {};
+    HWY_ALIGN float largest[kScalesAtOnce];
     GroupScales scales;
-    for (int64_t g = 0; g < count; ++g)
-      largest[g] = LargestOf(x + (first + g) * group, group);
-    ScalesOf(format, largest, scales);
+    LargestOf(x + first * group, group, count, largest);
+    ScalesOf(format, largest, count, scales);
     std::memcpy(scale_bytes + first, scales.bytes, static_cast<size_t>(count));
     for (int64_t g = 0; g < count; ++g) {
       const T* from = x + (first + g) * group;
@@ -221,12 +245,101 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
                           dst + (first + g) * group);
         continue;
       }
-      HWY_ALIGN uint8_t codes[32];
-      EncodeGroup<E2M1>(format, from, group, scales.scale[g], scales.reciprocal[g], codes);
-      PackNibbles(codes, group, dst + (first + g) * group / 2);
+      EncodeGroup<E2M1>(format, from, group, scales.scale[g], scales.reciprocal[g],
+                        dst + (first + g) * group / 2);
     }
   }
 }
+
+HWY_INLINE float E8M0Scale(uint32_t byte) {
+  return std::bit_cast<float>(byte << 23);  // byte >= 1 in everything that EncodeRow writes
+}
+// Positive e4m3 code: 2^(exponent - 7) * (1 + mantissa / 8), or steps of 2^-9 below.
+HWY_INLINE float E4M3Scale(uint8_t code) {
+  const int32_t mantissa = code & 7;
+  const float normal = std::bit_cast<float>((static_cast<uint32_t>(code) << 20) +
+                                            (static_cast<uint32_t>(120) << 23));
+  return code >= 8 ? normal : static_cast<float>(mantissa) * 0x1p-9f;
+}
+
+// Scales of `count` <= kScalesAtOnce groups as f32, each times `factor` where that is exact.
+HWY_INLINE void DecodeScales(CacheFormat format,
+                             const uint8_t* bytes,
+                             int64_t count,
+                             float factor,
+                             float* HWY_RESTRICT scales) {
+  const bool is_q4e4 = format == CacheFormat::kQ4E4;
+  if (count < kScalesAtOnce) {
+    for (int64_t g = 0; g < count; ++g)
+      scales[g] = (is_q4e4 ? E4M3Scale(bytes[g]) : E8M0Scale(bytes[g])) * factor;
+    return;
+  }
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint8_t, DF> d8;
+  const VF by = hn::Set(d, is_q4e4 ? 256.0f * factor : factor);
+  for (int64_t i = 0; i < kScalesAtOnce; i += static_cast<int64_t>(hn::Lanes(d))) {
+    const VF scale =
+        is_q4e4 ? DecodeE4M3(d, bytes + i)
+                : hn::BitCast(d, hn::ShiftLeft<23>(hn::PromoteTo(du, hn::LoadU(d8, bytes + i))));
+    hn::Store(hn::Mul(scale, by), d, scales + i);
+  }
+}
+
+// Values of Lanes(d) e2m1 codes at `packed` (low nibble first) times a scale. Where lanes can be
+// looked up by number, each lane shifts its nibble down and takes the product from a table made
+// once per group; elsewhere nibbles become upper bytes of f16.
+#if HWY_TARGET <= HWY_AVX3
+using E2M1Table = VF;  // the 16 products
+HWY_INLINE E2M1Table MakeE2M1Table(DF d, VF scale) {
+  alignas(64) static constexpr float kValues[16] = {0,    0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                                    -0.f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  return hn::Mul(hn::Load(d, kValues), scale);
+}
+HWY_INLINE VF DecodeE2M1([[maybe_unused]] DF d, const uint8_t* packed, E2M1Table table) {
+  const hn::RebindToUnsigned<DF> du;
+  alignas(64) static constexpr uint32_t kWord[16] = {0, 0, 0, 0, 0, 0, 0, 0,
+                                                     1, 1, 1, 1, 1, 1, 1, 1};
+  alignas(64) static constexpr uint32_t kShift[16] = {0, 4, 8, 12, 16, 20, 24, 28,
+                                                      0, 4, 8, 12, 16, 20, 24, 28};
+  uint64_t codes;
+  std::memcpy(&codes, packed, sizeof(codes));
+  const auto both = _mm512_set1_epi64(static_cast<int64_t>(codes));
+  const auto words = _mm512_permutexvar_epi32(hn::Load(du, kWord).raw, both);
+  const auto nibbles = _mm512_srlv_epi32(words, hn::Load(du, kShift).raw);
+  return VF{_mm512_permutexvar_ps(nibbles, table.raw)};  // the upper bits of an index do not count
+}
+// Values of the codes in the lowest four bits of each lane.
+HWY_INLINE VF LookUpE2M1(DF d, hn::Vec<hn::RebindToUnsigned<DF>> nibbles) {
+  return VF{_mm512_permutexvar_ps(nibbles.raw, MakeE2M1Table(d, hn::Set(d, 1.0f)).raw)};
+}
+#elif HWY_TARGET == HWY_AVX2
+using E2M1Table = VF;  // the 8 products without sign
+HWY_INLINE E2M1Table MakeE2M1Table(DF d, VF scale) {
+  alignas(32) static constexpr float kValues[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return hn::Mul(hn::Load(d, kValues), scale);
+}
+HWY_INLINE VF DecodeE2M1(DF d, const uint8_t* packed, E2M1Table table) {
+  const hn::RebindToUnsigned<DF> du;
+  alignas(32) static constexpr uint32_t kShift[8] = {0, 4, 8, 12, 16, 20, 24, 28};
+  alignas(32) static constexpr uint32_t kSignShift[8] = {28, 24, 20, 16, 12, 8, 4, 0};
+  uint32_t codes;
+  std::memcpy(&codes, packed, sizeof(codes));
+  const auto word = hn::Set(du, codes);
+  const auto nibbles = _mm256_srlv_epi32(word.raw, hn::Load(du, kShift).raw);
+  const VF magnitude{_mm256_permutevar8x32_ps(table.raw, nibbles)};
+  const auto sign = hn::And(hn::Shl(word, hn::Load(du, kSignShift)), hn::Set(du, 0x80000000u));
+  return hn::Xor(magnitude, hn::BitCast(d, sign));
+}
+// Values of the codes in the lowest four bits of each lane.
+HWY_INLINE VF LookUpE2M1(DF d, hn::Vec<hn::RebindToUnsigned<DF>> nibbles) {
+  const hn::RebindToUnsigned<DF> du;
+  const VF table = MakeE2M1Table(d, hn::Set(d, 1.0f));
+  const VF magnitude{_mm256_permutevar8x32_ps(table.raw, nibbles.raw)};
+  const auto sign = hn::And(hn::ShiftLeft<28>(nibbles), hn::Set(du, 0x80000000u));
+  return hn::Xor(magnitude, hn::BitCast(d, sign));
+}
+#endif
 
 // f16 upper bytes of the 32 codes in 16 bytes (or 16 in 8), low nibble first.
 HWY_INLINE void UnpackNibbles(const uint8_t* packed, int64_t group, uint8_t* halves) {
@@ -258,6 +371,48 @@ HWY_INLINE void UnpackNibbles(const uint8_t* packed, int64_t group, uint8_t* hal
 #endif
 }
 
+// Groups of four-bit codes whose scales are scales[0 .. count).
+template <class T>
+HWY_INLINE void DecodeFourBit(
+    const uint8_t* packed, const float* scales, int64_t count, int64_t group, T* out) {
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t g = 0; g < count; ++g) {
+    const VF scale = hn::Set(d, scales[g]);
+    const uint8_t* from = packed + g * group / 2;
+    T* to = out + g * group;
+#if HWY_TARGET <= HWY_AVX2
+    const E2M1Table table = MakeE2M1Table(d, scale);
+    for (int64_t i = 0; i < group; i += lanes)
+      StoreF32(DecodeE2M1(d, from + i / 2, table), d, to + i);
+#else
+    HWY_ALIGN uint8_t halves[32];
+    UnpackNibbles(from, group, halves);
+    for (int64_t i = 0; i < group; i += lanes)
+      StoreF32(hn::Mul(DecodeHalf(d, halves + i), scale), d, to + i);
+#endif
+  }
+}
+
+// Groups of e4m3 codes with scales of powers of two.
+template <class T>
+HWY_INLINE void DecodeEightBit(
+    const uint8_t* codes, const uint8_t* scale_bytes, int64_t count, int64_t group, T* out) {
+  constexpr uint8_t kLargestFolded = 127 + 100;  // beyond it 2^8 times the scale could overflow
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const bool folded = *std::max_element(scale_bytes, scale_bytes + count) <= kLargestFolded;
+  HWY_ALIGN float scales[kScalesAtOnce];
+  DecodeScales(CacheFormat::kQ8, scale_bytes, count, folded ? 256.0f : 1.0f, scales);
+  for (int64_t g = 0; g < count; ++g) {
+    const VF factor = hn::Set(d, scales[g]);
+    for (int64_t i = g * group; i < (g + 1) * group; i += lanes) {
+      const VF value = DecodeE4M3(d, codes + i);
+      StoreF32(hn::Mul(folded ? value : hn::Mul(value, hn::Set(d, 256.0f)), factor), d, out + i);
+    }
+  }
+}
+
 template <class T>
 HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* out) {
   const DF d;
@@ -276,29 +431,18 @@ HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* 
     return;
   }
   const int64_t group = CacheGroup(format);
-  if (format == CacheFormat::kQ8) {
-    const uint8_t* scales = src + n;
-    constexpr uint8_t kLargestFolded = 127 + 100;  // beyond it 2^8 times the scale could overflow
-    const VF rebias = hn::Set(d, 256.0f);
-    for (int64_t g = 0; g < n / group; ++g) {
-      const bool folded = scales[g] <= kLargestFolded;
-      const float scale = DecodeScale(format, scales[g]);
-      const VF factor = hn::Set(d, folded ? scale * 256.0f : scale);
-      for (int64_t i = g * group; i < (g + 1) * group; i += lanes) {
-        const VF value = DecodeE4M3(d, src + i);
-        StoreF32(hn::Mul(folded ? value : hn::Mul(value, rebias), factor), d, out + i);
-      }
+  const int64_t num_groups = n / group;
+  const bool is_q8 = format == CacheFormat::kQ8;
+  const uint8_t* scale_bytes = src + (is_q8 ? n : n / 2);
+  for (int64_t g = 0; g < num_groups; g += kScalesAtOnce) {
+    const int64_t count = std::min(kScalesAtOnce, num_groups - g);
+    if (is_q8) {
+      DecodeEightBit(src + g * group, scale_bytes + g, count, group, out + g * group);
+      continue;
     }
-    return;
-  }
-  const uint8_t* scales = src + n / 2;
-  HWY_ALIGN uint8_t halves[32];
-  for (int64_t g = 0; g < n / group; ++g) {
-    UnpackNibbles(src + g * group / 2, group, halves);
-    const VF scale = hn::Set(d, DecodeScale(format, scales[g]));
-    for (int64_t i = 0; i < group; i += lanes) {
-      StoreF32(hn::Mul(DecodeHalf(d, halves + i), scale), d, out + g * group + i);
-    }
+    HWY_ALIGN float scales[kScalesAtOnce];
+    DecodeScales(format, scale_bytes + g, count, 1.0f, scales);
+    DecodeFourBit(src + g * group / 2, scales, count, group, out + g * group);
   }
 }
 
