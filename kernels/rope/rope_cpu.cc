@@ -55,6 +55,35 @@ void RotateHead(
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR && HWY_IS_LITTLE_ENDIAN
+// The same for pairs of bf16 where they lie: the first of a pair is the lower half of a word, the
+// second the upper, so neither way needs a shuffle.
+void RotateHead(const Bf16* in,
+                const float* cosines,
+                const float* sines,
+                int64_t pairs,
+                float sign,
+                Bf16* out) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF flip = hn::Set(d, sign);
+  const auto upper = hn::Set(du, 0xffff0000u);
+  int64_t i = 0;
+  for (; i + lanes <= pairs; i += lanes) {
+    const auto words = hn::LoadU(du, reinterpret_cast<const uint32_t*>(in + 2 * i));
+    const VF u = hn::BitCast(d, hn::ShiftLeft<16>(words));
+    const VF v = hn::BitCast(d, hn::And(words, upper));
+    const VF c = hn::LoadU(d, cosines + i), s = hn::Mul(flip, hn::LoadU(d, sines + i));
+    const VF x = RoundToBf16(d, hn::Sub(hn::Mul(u, c), hn::Mul(v, s)));
+    const VF y = RoundToBf16(d, hn::Add(hn::Mul(u, s), hn::Mul(v, c)));
+    const auto both = hn::Or(hn::ShiftRight<16>(hn::BitCast(du, x)), hn::BitCast(du, y));
+    hn::StoreU(both, du, reinterpret_cast<uint32_t*>(out + 2 * i));
+  }
+  RotateHead<Bf16, Bf16>(in + 2 * i, cosines + i, sines + i, pairs - i, sign, out + 2 * i);
+}
+#endif
+
 template <class In, class Out>
 void CopyValues(const In* in, int64_t n, Out* out) {
   if constexpr (std::is_same_v<In, Out>) {
