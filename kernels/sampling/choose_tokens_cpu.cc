@@ -1,6 +1,7 @@
 // Sampling on the CPU, one thread per row. Greedy rows without extras read the logits once; others
-// work on a copy. Sorting for top_p is a stable radix sort over ids in ascending order, so equal
-// logits keep the lower id first; terms that cannot change an f64 sum of at least 1 are left out.
+// work on a copy. Noise words of a draw are computed many at a time. Sorting for top_p is a stable
+// radix sort over ids in ascending order, so equal logits keep the lower id first; terms that
+// cannot change an f64 sum of at least 1 are left out.
 #include "kernels/sampling/choose_tokens.h"
 
 #include <algorithm>
@@ -17,42 +18,112 @@
 #include "kernels/sampling/keyed_noise.h"
 #include "kernels/vec-inl.h"
 
+#ifndef TWINSPARK_KERNELS_SAMPLING_SCAN_
+#define TWINSPARK_KERNELS_SAMPLING_SCAN_
+namespace twinspark {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+constexpr int64_t kNoiseBlock = 64;  // candidates whose noise is computed together
+
+struct LogitScan {
+  float largest = kMasked;
+  bool finite = true;
+};
+
+}  // namespace
+}  // namespace twinspark
+#endif  // TWINSPARK_KERNELS_SAMPLING_SCAN_
+
 HWY_BEFORE_NAMESPACE();
 namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Largest value, NaN left out; -inf when there is none.
-float LargestLogit(const float* logits, int64_t n) {
-  const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  float best = -std::numeric_limits<float>::infinity();
-  VF largest = hn::Set(d, best);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const VF x = hn::LoadU(d, logits + i);
-    largest = hn::IfThenElse(hn::Gt(x, largest), x, largest);
-  }
-  best = hn::GetLane(hn::MaxOfLanes(d, largest));
-  for (; i < n; ++i)
-    best = logits[i] > best ? logits[i] : best;
-  return best;
-}
-
-bool AllFinite(const float* logits, int64_t n) {
+// One pass: the largest value, NaN left out, and whether all are finite. Four chains each, as one
+// would be a chain of latencies.
+LogitScan ScanLogits(const float* logits, int64_t n) {
+  constexpr int kChains = 4;
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto exponent = hn::Set(du, 0x7f800000u);
+  VF largest[kChains];
+  hn::Vec<decltype(du)> magnitude[kChains];  // of infinities and NaN: not below infinity
+  TWINSPARK_UNROLL
+  for (int c = 0; c < kChains; ++c) {
+    largest[c] = hn::Set(d, kMasked);
+    magnitude[c] = hn::Zero(du);
+  }
+  const auto add = [&](VF x, VF& best, hn::Vec<decltype(du)>& most) HWY_ATTR {
+    best = hn::IfThenElse(hn::Gt(x, best), x, best);
+    most = hn::Max(most, hn::And(hn::BitCast(du, x), hn::Set(du, 0x7fffffffu)));
+  };
+  int64_t i = 0;
+  for (; i + kChains * lanes <= n; i += kChains * lanes) {
+    TWINSPARK_UNROLL
+    for (int c = 0; c < kChains; ++c)
+      add(hn::LoadU(d, logits + i + c * lanes), largest[c], magnitude[c]);
+  }
+  for (; i + lanes <= n; i += lanes)
+    add(hn::LoadU(d, logits + i), largest[0], magnitude[0]);
+  const VF best = hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3]));
+  const auto most =
+      hn::Max(hn::Max(magnitude[0], magnitude[1]), hn::Max(magnitude[2], magnitude[3]));
+  LogitScan scan = {hn::GetLane(hn::MaxOfLanes(d, best)),
+                    hn::AllTrue(du, hn::Lt(most, hn::Set(du, 0x7f800000u)))};
+  for (; i < n; ++i) {
+    scan.largest = logits[i] > scan.largest ? logits[i] : scan.largest;
+    scan.finite = scan.finite && std::isfinite(logits[i]);
+  }
+  return scan;
+}
+
+// The first index of a value; -1 if there is none.
+int64_t FirstOf(const float* logits, int64_t n, float value) {
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF wanted = hn::Set(d, value);
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto bits = hn::And(hn::BitCast(du, hn::LoadU(d, logits + i)), exponent);
-    if (!hn::AllFalse(du, hn::Eq(bits, exponent))) return false;
+    const intptr_t found = hn::FindFirstTrue(d, hn::Eq(hn::LoadU(d, logits + i), wanted));
+    if (found >= 0) return i + found;
   }
   for (; i < n; ++i) {
-    if (!std::isfinite(logits[i])) return false;
+    if (logits[i] == value) return i;
   }
-  return true;
+  return -1;
+}
+
+// words[i] = NoiseWord(key, tokens[i]); both arrays have kNoiseBlock elements. Philox on numbers of
+// 64 bits: only lower halves take part in products, so upper halves may hold anything.
+void NoiseWords(const NoiseKey& key, const uint32_t* tokens, int64_t count, uint32_t* words) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t i = 0; i < count; ++i)
+    words[i] = NoiseWord(key, tokens[i]);
+#else
+  constexpr int kNumRounds = 10;
+  const hn::ScalableTag<uint64_t> d;
+  const hn::Repartition<uint32_t, decltype(d)> d32;
+  const hn::Rebind<uint32_t, decltype(d)> d_half;
+  const auto m0 = hn::BitCast(d32, hn::Set(d, kPhiloxMultiplier0));
+  const auto m1 = hn::BitCast(d32, hn::Set(d, kPhiloxMultiplier1));
+  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(d))) {
+    auto c0 = hn::Set(d, uint64_t{key.position}), c2 = hn::Set(d, uint64_t{key.choice});
+    auto c1 = hn::PromoteTo(d, hn::LoadU(d_half, tokens + i)), c3 = hn::Zero(d);
+    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
+    for (int round = 0; round < kNumRounds; ++round) {
+      const auto p0 = hn::MulEven(hn::BitCast(d32, c0), m0);
+      const auto p1 = hn::MulEven(hn::BitCast(d32, c2), m1);
+      c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p1), c1), hn::Set(d, uint64_t{k0}));
+      c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(p0), c3), hn::Set(d, uint64_t{k1}));
+      c1 = p1;
+      c3 = p0;
+      k0 += kPhiloxWeyl0;
+      k1 += kPhiloxWeyl1;
+    }
+    hn::StoreU(hn::TruncateTo(d_half, c0), d_half, words + i);
+  }
+#endif
 }
 
 }  // namespace
@@ -64,10 +135,10 @@ HWY_AFTER_NAMESPACE();
 namespace twinspark {
 namespace {
 
-HWY_EXPORT(LargestLogit);
-HWY_EXPORT(AllFinite);
+HWY_EXPORT(ScanLogits);
+HWY_EXPORT(FirstOf);
+HWY_EXPORT(NoiseWords);
 
-constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyBelow = 1e-5f;
 // A tiny repetition penalty would make a logit infinite; this stays finite when divided by any
 // temperature that is not greedy.
@@ -88,16 +159,12 @@ struct ChoiceScratch {
   Candidate* sorted = nullptr;      // [vocab]
 };
 
-int32_t FirstOf(const float* logits, int64_t vocab, float value) {
-  for (int64_t v = 0; v < vocab; ++v) {
-    if (logits[v] == value) return static_cast<int32_t>(v);
-  }
-  return -1;
+int32_t ArgmaxRow(const float* logits, int64_t vocab, float largest) {
+  if (largest == kMasked) return -1;
+  return static_cast<int32_t>(HWY_DYNAMIC_DISPATCH(FirstOf)(logits, vocab, largest));
 }
-
 int32_t ArgmaxRow(const float* logits, int64_t vocab) {
-  const float best = HWY_DYNAMIC_DISPATCH(LargestLogit)(logits, vocab);
-  return best == kMasked ? -1 : FirstOf(logits, vocab, best);
+  return ArgmaxRow(logits, vocab, HWY_DYNAMIC_DISPATCH(ScanLogits)(logits, vocab).largest);
 }
 
 void ApplyMask(const uint8_t* mask, int64_t vocab, float* logits) {
@@ -201,12 +268,19 @@ int64_t KeepTopP(ChoiceScratch& s, int64_t count, float largest, float top_p) {
   });
   count = end - s.candidates;
   RadixSortDescending(s.candidates, s.sorted, count);
+  // The sort is done with `sorted`, so the probabilities lie there.
+  static_assert(sizeof(Candidate) == sizeof(double));
+  const auto store = [&](int64_t i, double p) { std::memcpy(s.sorted + i, &p, sizeof(p)); };
   const auto probability = [&](int64_t i) {
-    return std::exp(static_cast<double>(s.candidates[i].logit) - static_cast<double>(largest));
+    double p;
+    std::memcpy(&p, s.sorted + i, sizeof(p));
+    return p;
   };
   double total = 0;
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count; ++i) {
+    store(i, std::exp(static_cast<double>(s.candidates[i].logit) - static_cast<double>(largest)));
     total += probability(i);
+  }
   const double target = static_cast<double>(top_p) * total;
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -222,7 +296,7 @@ int64_t FilterCandidates(const ChoiceRow& row,
                          const float* logits,
                          int64_t vocab,
                          ChoiceScratch& s) {
-  const float largest = HWY_DYNAMIC_DISPATCH(LargestLogit)(logits, vocab);
+  const float largest = HWY_DYNAMIC_DISPATCH(ScanLogits)(logits, vocab).largest;
   const float cutoff = row.min_p > 0 ? largest + std::log(row.min_p) : kMasked;
   int64_t count = 0;
   for (int64_t v = 0; v < vocab; ++v) {
@@ -270,9 +344,7 @@ int32_t Draw(const ChoiceRow& row, const Candidate* candidates, int64_t count) {
   const NoiseTable table;
   float best = kMasked;
   int32_t token = -1;
-  const auto draw = [&](const Candidate& c) {
-    if (c.logit + kLargestNoise < best) return;
-    const uint32_t word = NoiseWord(key, static_cast<uint32_t>(c.id));
+  const auto draw = [&](const Candidate& c, uint32_t word) {
     if (CannotWin(table, c.logit, best, word)) return;
     const float value = c.logit + GumbelFromWord(word);
     if (value > best || (value == best && c.id < token)) {
@@ -280,16 +352,30 @@ int32_t Draw(const ChoiceRow& row, const Candidate* candidates, int64_t count) {
       token = c.id;
     }
   };
+  if (count == 0) return token;
   // The most likely one first: it rules out most of the others.
-  if (count > 0) draw(*std::min_element(candidates, candidates + count, Better));
-  for (int64_t i = 0; i < count; ++i)
-    draw(candidates[i]);
+  const Candidate& first = *std::min_element(candidates, candidates + count, Better);
+  draw(first, NoiseWord(key, static_cast<uint32_t>(first.id)));
+  uint32_t tokens[kNoiseBlock] = {}, words[kNoiseBlock];
+  int64_t at[kNoiseBlock];
+  for (int64_t i = 0; i < count;) {
+    int64_t num = 0;
+    for (; i < count && num < kNoiseBlock; ++i) {
+      at[num] = i;
+      tokens[num] = static_cast<uint32_t>(candidates[i].id);
+      num += candidates[i].logit + kLargestNoise < best ? 0 : 1;
+    }
+    HWY_DYNAMIC_DISPATCH(NoiseWords)(key, tokens, num, words);
+    for (int64_t k = 0; k < num; ++k)
+      draw(candidates[at[k]], words[k]);
+  }
   return token;
 }
 
-int32_t ChooseRow(const ChoiceRow& row, const float* raw, int64_t vocab, ChoiceScratch& s) {
+int32_t ChooseRow(
+    const ChoiceRow& row, const float* raw, int64_t vocab, float largest, ChoiceScratch& s) {
   const bool greedy = row.temperature < kGreedyBelow;
-  if (greedy && IsPlain(row)) return ArgmaxRow(raw, vocab);
+  if (greedy && IsPlain(row)) return ArgmaxRow(raw, vocab, largest);
   std::memcpy(s.logits, raw, static_cast<size_t>(vocab) * sizeof(float));
   ProcessLogits(row, vocab, s.logits);
   if (greedy) return ArgmaxRow(s.logits, vocab);
@@ -307,7 +393,7 @@ int32_t WriteLogprobs(const float* raw,
                       ChoiceScratch& s,
                       int32_t* ids,
                       float* logprobs) {
-  const float largest = HWY_DYNAMIC_DISPATCH(LargestLogit)(raw, vocab);
+  const float largest = HWY_DYNAMIC_DISPATCH(ScanLogits)(raw, vocab).largest;
   const Candidate own = {token >= 0 ? raw[token] : kMasked, token};
   double sum = 0;
   int32_t num_better = 0;
@@ -352,11 +438,11 @@ void ChooseTokensCpu(const ChooseTokensParams& params, const Launch& launch) {
     for (int64_t t = begin; t < end; ++t) {
       const float* raw = params.logits.Row<float>(t);
       const ChoiceRow& row = params.rows[t];
-      const bool finite = HWY_DYNAMIC_DISPATCH(AllFinite)(raw, vocab);
+      const auto [largest, finite] = HWY_DYNAMIC_DISPATCH(ScanLogits)(raw, vocab);
       if (params.non_finite != nullptr) params.non_finite[t] = finite ? 0 : 1;
       params.tokens[t] = !finite                ? -1
                          : row.given_token >= 0 ? row.given_token
-                                                : ChooseRow(row, raw, vocab, s);
+                                                : ChooseRow(row, raw, vocab, largest, s);
       if (row.num_logprobs < 0 || !finite) continue;
       CHECK(params.logprobs != nullptr && row.num_logprobs < params.logprob_stride &&
             row.num_logprobs <= vocab)

@@ -6,18 +6,16 @@
 namespace twinspark {
 
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  constexpr uint64_t kMultiplier0 = 0xd2511f53, kMultiplier1 = 0xcd9e8d57;
-  constexpr uint32_t kWeyl0 = 0x9e3779b9, kWeyl1 = 0xbb67ae85;
   constexpr int kNumRounds = 10;
   for (int round = 0; round < kNumRounds; ++round) {
-    const uint64_t product0 = kMultiplier0 * counter[0];
-    const uint64_t product1 = kMultiplier1 * counter[2];
+    const uint64_t product0 = kPhiloxMultiplier0 * counter[0];
+    const uint64_t product1 = kPhiloxMultiplier1 * counter[2];
     counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
                static_cast<uint32_t>(product1),
                static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
                static_cast<uint32_t>(product0)};
-    key[0] += kWeyl0;
-    key[1] += kWeyl1;
+    key[0] += kPhiloxWeyl0;
+    key[1] += kPhiloxWeyl1;
   }
   return counter;
 }

@@ -8,6 +8,9 @@
 
 namespace twinspark {
 
+inline constexpr uint64_t kPhiloxMultiplier0 = 0xd2511f53, kPhiloxMultiplier1 = 0xcd9e8d57;
+inline constexpr uint32_t kPhiloxWeyl0 = 0x9e3779b9, kPhiloxWeyl1 = 0xbb67ae85;
+
 // The block function of Salmon et al. 2011, 10 rounds.
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
