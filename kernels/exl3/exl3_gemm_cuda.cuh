@@ -270,9 +270,7 @@ __device__ __forceinline__ void MultiplyPairs(const StageAddress& at,
     }
     // The two tile rows of an accumulator depend on each other: other accumulators go between them,
     // as far as registers allow.
-    constexpr int kBatch = TC == 1 || kGroups == 2 ? (kGroups % 2 == 0 ? 2 : 1)
-                           : kGroups % 3 == 0      ? 3
-                                                   : 1;
+    constexpr int kBatch = TC == 1 ? (kGroups % 2 == 0 ? 2 : 1) : kGroups % 3 == 0 ? 3 : 1;
 #pragma unroll
     for (int g0 = 0; g0 < kGroups; g0 += kBatch) {
       uint4 x[kBatch];

@@ -51,7 +51,12 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
 // what does not fit there keeps a cluster from being placed. Blocks without work wait too
 // (Exl3LinearPlan::rotate_blocks): where one is, there is no room for two blocks of the product at
 // once, so that they spread over the SMs.
-constexpr int kRotateFewWarps = 4, kRotateFewBlocks = 256, kRotateFewPerSm = 16;
+constexpr int kRotateFewWarps = 4, kRotateFewBlocks = 256;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200  // all the threads that an SM holds
+constexpr int kRotateFewPerSm = 12;
+#else
+constexpr int kRotateFewPerSm = 16;
+#endif
 __global__ void __launch_bounds__(32 * kRotateFewWarps, kRotateFewPerSm)
     Exl3RotateFewKernel(const __grid_constant__ GemmArgs args, char* xh, int warps_per_block) {
   device::LaunchNext();
