@@ -3,6 +3,7 @@
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "common/check.h"
 
@@ -17,20 +18,30 @@ inline void CpuRelax() {
 #endif
 }
 
-// Spins politely: on a machine with fewer cores than threads the scheduler gets its chance soon.
+// Spins politely: on a machine with fewer cores than threads the scheduler gets its chance soon,
+// and who has waited in vain is told to sleep. A yield that gave the core away for longer than that
+// says so by itself: a sleeper that is woken gets its core back sooner than one that yields.
 class Spinner {
  public:
-  void Wait() {
+  // False when it is time to sleep.
+  bool Wait() {
     if (++spins_ < kSpinsBeforeYield) {
       CpuRelax();
-    } else {
-      std::this_thread::yield();
+      return true;
     }
+    const auto now = std::chrono::steady_clock::now();
+    if (spins_ == kSpinsBeforeYield) sleep_at_ = now + kYieldTime;
+    if (now >= sleep_at_) return false;
+    std::this_thread::yield();
+    return true;
   }
 
  private:
   static constexpr int kSpinsBeforeYield = 2000;  // some 20 us at 10 ns a pause
+  // Longer than what lies between two calls of a step: an all-reduce over loopback takes 50 us.
+  static constexpr auto kYieldTime = std::chrono::microseconds(300);
   int spins_ = 0;
+  std::chrono::steady_clock::time_point sleep_at_;
 };
 
 }  // namespace
@@ -62,17 +73,20 @@ void ThreadPool::ParallelFor(int64_t num_tasks, int64_t grain, Body fn) {
   }
   job_ = {&fn, num_tasks, (grains + threads - 1) / threads * grain};
   pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  if (in_step_.load(std::memory_order_relaxed)) {
-    generation_.fetch_add(1, std::memory_order_release);
-  } else {
+  generation_.fetch_add(1);
+  if (sleepers_.load() > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
     wake_.notify_all();
   }
   RunRange(0);
   Spinner spinner;
-  while (pending_.load(std::memory_order_acquire) != 0)
-    spinner.Wait();
+  while (pending_.load(std::memory_order_acquire) != 0) {
+    if (spinner.Wait()) continue;
+    std::unique_lock<std::mutex> lock(mutex_);
+    caller_sleeps_.store(true);
+    done_.wait(lock, [&] { return pending_.load() == 0; });
+    caller_sleeps_.store(false);
+  }
 }
 
 void ThreadPool::RunRange(int thread_idx) {
@@ -88,18 +102,24 @@ void ThreadPool::WorkerLoop(int thread_idx) {
     if (generation_.load(std::memory_order_acquire) != seen) {
       ++seen;
       RunRange(thread_idx);
-      pending_.fetch_sub(1, std::memory_order_release);
+      if (pending_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        done_.notify_one();
+      }
       spinner = Spinner();
     } else if (stop_.load(std::memory_order_acquire)) {
       return;
-    } else if (in_step_.load(std::memory_order_acquire)) {
-      spinner.Wait();
     } else {
+      const bool in_step = in_step_.load(std::memory_order_acquire);
+      if (in_step && spinner.Wait()) continue;
       std::unique_lock<std::mutex> lock(mutex_);
+      ++sleepers_;
+      // Out of a step it also wakes for the next one, to be there when the first call comes.
       wake_.wait(lock, [&] {
-        return stop_.load() || in_step_.load() ||
-               generation_.load(std::memory_order_acquire) != seen;
+        return stop_.load() || (!in_step && in_step_.load()) || generation_.load() != seen;
       });
+      --sleepers_;
+      spinner = Spinner();
     }
   }
 }

@@ -1,9 +1,11 @@
 // The one pool of compute threads, passed in to every CPU op.
 // Inside a Step workers spin between ParallelFor calls (a forward step has some 160 of them;
-// blocking ones cost more than the second core brings); between steps they sleep. The calling
-// thread takes part, so a pool of one runs everything inline. How a range is cut never changes a
-// result: ops split only rows, heads or column blocks, never a reduction. ParallelFor is called
-// from one thread at a time (the owner of the step); it is not re-entrant.
+// blocking ones cost more than the second core brings), as long as the next one comes soon: who has
+// waited for a while sleeps, so that a machine with more threads than cores gives its cores to
+// those that compute. Between steps they sleep. The calling thread takes part, so a pool of one
+// runs everything inline. How a range is cut never changes a result: ops split only rows, heads or
+// column blocks, never a reduction. ParallelFor is called from one thread at a time (the owner of
+// the step); it is not re-entrant.
 #pragma once
 
 #include <atomic>
@@ -62,8 +64,14 @@ class ThreadPool {
   std::atomic<int> pending_{0};          // workers that have not finished the current job
   std::atomic<bool> in_step_{false};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;  // only for sleeping
+  // Whoever changes what a sleeper waits for looks here afterwards; whoever goes to sleep says so
+  // here first and then looks once more (all sequentially consistent): one of the two sees the
+  // other.
+  std::atomic<int> sleepers_{0};            // workers
+  std::atomic<bool> caller_sleeps_{false};  // in ParallelFor
+  std::mutex mutex_;                        // only for sleeping
   std::condition_variable wake_;
+  std::condition_variable done_;  // pending_ became 0
 };
 
 }  // namespace twinspark

@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -81,6 +83,43 @@ TEST(ThreadPool, AThreadKeepsItsNumberToItself) {
 int64_t ThreadsOfThisProcess() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return std::distance(begin(tasks), end(tasks));
+}
+
+// Threads of this process that sleep; the state letter follows the name in parentheses.
+int64_t SleepingThreads() {
+  int64_t sleeping = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t name_end = text.rfind(')');
+    sleeping += name_end != std::string::npos && text.substr(name_end, 3) == ") S" ? 1 : 0;
+  }
+  return sleeping;
+}
+
+// Workers that wait long in a step sleep and come back for the next call; so does the caller when a
+// worker takes long.
+TEST(ThreadPool, WhoWaitsLongInAStepSleepsAndComesBack) {
+  const int64_t before = SleepingThreads();
+  ThreadPool pool(3);
+  const ThreadPool::Step step(pool);
+  for (int round = 0; round < 3; ++round) {
+    ExpectEachTaskOnce(pool, 300, 1);
+    for (int tries = 0; tries < 10000 && SleepingThreads() < before + 2; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_GE(SleepingThreads(), before + 2);
+    std::atomic<bool> caller_slept{false};
+    pool.ParallelFor(3, 1, [&](int64_t begin, int64_t, int thread_idx) {
+      if (thread_idx != 1 || begin != 1) return;
+      // The caller and the third thread have nothing left to do.
+      for (int tries = 0; tries < 10000 && SleepingThreads() < before + 2; ++tries)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      caller_slept = SleepingThreads() >= before + 2;
+    });
+    EXPECT_TRUE(caller_slept);
+  }
+  for (int i = 0; i < 2000; ++i)  // calls that race with falling asleep
+    ExpectEachTaskOnce(pool, 3 + i % 5, 1);
 }
 
 // A pool that never had work, in and out of a step, leaves no thread behind.
