@@ -81,6 +81,12 @@ __device__ __forceinline__ void PrefetchL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+// Orders ordinary accesses of global memory by this thread before and after with copies by the copy
+// engine.
+__device__ __forceinline__ void FenceCopies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // --- shared memory by 32-bit address ---
 
 // Volatile, so that they stay behind the barrier wait before them.

@@ -1,5 +1,5 @@
-// Launches of the mixture of experts: rotate x, gate/up, activate, down, add. For few rows every
-// block sorts the few ids by itself; chunks sort first.
+// The mixture of experts: which way a call takes, and the launches of chunks: sort, place, rotate
+// x, gate/up, activate, down, add. Few rows: moe_few_cuda.cu.
 #include "kernels/moe/moe_cuda.h"
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "kernels/exl3/exl3_gemm_plan_cuda.h"
 #include "kernels/exl3/exl3_linear_cuda.h"
 #include "kernels/moe/moe_chunk_plan_cuda.h"
+#include "kernels/moe/moe_few_plan_cuda.h"
 #include "kernels/moe/moe_rows_cuda.cuh"
 
 namespace twinspark {
@@ -225,68 +226,6 @@ __device__ __forceinline__ void FinishGateUpRow(const GemmArgs& args,
   StoreRotated(static_cast<uint32_t*>(args.xh_down), args.down_pairs, place, unit, lane, words);
 }
 
-// A slot's place among the slots of few rows, found by one warp. An expert's first group has the
-// number of its first sorted position.
-__device__ __forceinline__ TilePlace FindPlace(const int32_t* ids, int n, int slot, int lane) {
-  const int id = ids[slot];
-  int less = 0, before = 0, equal = 0;
-  for (int j = lane; j < n; j += 32) {
-    const int other = ids[j];
-    less += other < id;
-    before += other == id && j < slot;
-    equal += other == id;
-  }
-  less = __reduce_add_sync(0xffffffffu, less);
-  before = __reduce_add_sync(0xffffffffu, before);
-  equal = __reduce_add_sync(0xffffffffu, equal);
-  return TilePlace{less, (equal + kGroupRows - 1) / kGroupRows, before};
-}
-
-// xh for gate and up of few rows: a block per slot, matrix and 8 blocks of 128 channels, one a
-// warp.
-__global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    MoeRotateFewKernel(const __grid_constant__ GemmArgs args, uint32_t* xh) {
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  const int parts = (args.pairs / 4 + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  const int job = static_cast<int>(blockIdx.x) / parts;
-  const int block = (static_cast<int>(blockIdx.x) - job * parts) * kWarpsPerBlock +
-                    static_cast<int>(threadIdx.x / 32);
-  const int slot = job >> 1, which = job & 1;
-  device::WaitForPrevious();
-  device::LaunchNext();
-  if (block >= args.pairs / 4) return;
-  const int col = block * kBlockN + 4 * lane;
-  const GemmMatrix& input = args.matrices[0];
-  const float4 x =
-      LoadRow4(RowPointer(input.x, args.x_type, input.x_stride, slot / args.num_chosen),
-               args.x_type, col, input.x_cols);
-  const MoeExpert& e = args.experts[args.ids[slot]];
-  const float4 suh = LoadHalf4(which == 0 ? e.gate_suh : e.up_suh, col);
-  TilePlace place = FindPlace(args.ids, args.rows * args.num_chosen, slot, lane);
-  place.first_group += which * args.group_capacity;
-  StoreRotated(xh, args.pairs, place, block, lane, RotateInput(x, suh, lane, false));
-}
-
-// Activation of few rows: a warp per slot and 128 columns.
-__global__ void __launch_bounds__(32 * kWarpsPerBlock)
-    MoeActivateFewKernel(const __grid_constant__ GemmArgs args) {
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  const int n = args.rows * args.num_chosen;
-  const int job = static_cast<int>(blockIdx.x * kWarpsPerBlock + threadIdx.x / 32);
-  if (job >= n * args.num_blocks) return;
-  const int slot = job / args.num_blocks, unit = job % args.num_blocks;
-  // The ids are older than the previous kernel.
-  const TilePlace place = FindPlace(args.ids, n, slot, lane);
-  const GateUpScales scales = LoadGateUpScales(args.experts[args.ids[slot]], unit, lane);
-  const int64_t position = place.first_group + place.row;
-  device::WaitForPrevious();
-  device::LaunchNext();
-  const int s = args.num_segments;
-  FinishGateUpRow(args, scales, unit, place,
-                  SumSegments(GateUpPartial(args, position, unit, 0, s), s, lane),
-                  SumSegments(GateUpPartial(args, position, unit, 1, s), s, lane), lane);
-}
-
 // Activation of a chunk: a warp per sorted position and 128 columns.
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
     MoeActivateKernel(const __grid_constant__ GemmArgs args, const MoePlace* places) {
@@ -305,10 +244,8 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
 }
 
 // Rotates the experts' outputs and adds them for every row, ascending ids, then the shared expert:
-// a warp per row and 128 columns. kFew: rows so few that latency counts; their vectors are fetched
-// before the previous kernel ends.
-template <bool kFew>
-__global__ void __launch_bounds__(32 * kWarpsPerBlock, kFew ? 1 : 4)
+// a warp per row and 128 columns.
+__global__ void __launch_bounds__(32 * kWarpsPerBlock, 4)
     MoeCombineKernel(const __grid_constant__ GemmArgs args) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int64_t job = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
@@ -335,7 +272,6 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock, kFew ? 1 : 4)
       slot[r] = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
       w[r] = __shfl_sync(0xffffffffu, weight, slot[r]);
       expert[r] = __shfl_sync(0xffffffffu, id, slot[r]);
-      if (kFew) svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
     }
   }
   device::WaitForPrevious();
@@ -351,7 +287,7 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock, kFew ? 1 : 4)
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
-      if (!kFew) svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
+      svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
       const float4 o = RotateOutput(v[r], svh[r], lane);
       sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], o.x));
       sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], o.y));
@@ -404,9 +340,10 @@ CudaStatus Validate(const MoeCudaParams& p) {
 
 // The cuts of the two products: parts of the result, so functions of the shape only.
 int GateUpSegments(const MoeCudaParams& p) {
-  // About 480 tasks for one row: measured best of 2, 4, 5, 6, 8, 11 segments from 1 to 8 rows.
+  // About 650 tasks for one row, five for each SM of the reference card: measured best of 2 to 10
+  // segments from 1 to 8 rows.
   const int units = 2 * p.num_chosen * (p.inner / kBlockN);
-  return std::clamp((480 + units / 2) / units, 1, std::clamp(p.d / kPairK / 20, 1, kMaxSegments));
+  return std::clamp((650 + units / 2) / units, 1, std::clamp(p.d / kPairK / 20, 1, kMaxSegments));
 }
 int DownSegments(const MoeCudaParams& p) {
   return std::max(1, p.inner / kPairK / 80);
@@ -465,7 +402,7 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
       args.whole ? args.pairs : (args.pairs + args.num_segments - 1) / args.num_segments;
   size_t shared_bytes = 0;
   if (CudaStatus status =
-          LayOutShared(device, bits, kernel_groups, longest, args.small != 0, &args, &shared_bytes);
+          LayOutShared(device, bits, kernel_groups, longest, false, &args, &shared_bytes);
       !status.ok()) {
     return status;
   }
@@ -473,39 +410,12 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
   const int64_t grid = std::min<int64_t>(
       max_tasks,
       static_cast<int64_t>(BlocksPerSm(device, kernel_groups, shared_bytes)) * device.num_sms);
-  const auto error =
-      static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups, args.small == 0)(
-          args, static_cast<int>(grid), shared_bytes, stream));
+  const auto error = static_cast<cudaError_t>(FindGemm(bits, p.codebook, kernel_groups, true)(
+      args, static_cast<int>(grid), shared_bytes, stream));
   if (error != cudaSuccess) {
     return CudaError(error, "moe product K = %d: %s", bits, cudaGetErrorString(error));
   }
   return {};
-}
-
-// Scratch of few rows, behind the counters. Groups are numbered by sorted position.
-struct SmallLayout {
-  size_t xh, xh_down, partial, slot_out, bytes;
-};
-
-SmallLayout LayOutSmall(const MoeCudaParams& p, int rows) {
-  SmallLayout l{};
-  const size_t slots = static_cast<size_t>(rows) * p.num_chosen;
-  size_t at = kCudaCounterBytes;
-  auto take = [&](size_t bytes) {
-    const size_t offset = at;
-    at += RoundUp(bytes);
-    return offset;
-  };
-  l.xh = take(slots * 2 * (p.d / kPairK) * kPairBytes);
-  l.xh_down = take(slots * (p.inner / kPairK) * kPairBytes);
-  l.partial = take(slots * 2 * p.inner * GateUpSegments(p) * sizeof(float));
-  l.slot_out = take(slots * p.d * sizeof(float));
-  l.bytes = at;
-  return l;
-}
-
-bool IsSmall(const MoeCudaParams& p, int rows) {
-  return rows <= kMaxMoeSmallRows && rows * p.num_chosen <= kMaxSmallSlots;
 }
 
 int64_t Blocks(int64_t warps) {
@@ -513,55 +423,11 @@ int64_t Blocks(int64_t warps) {
 }
 
 CudaStatus LaunchCombine(const MoeCudaParams& p, const GemmArgs& down, void* stream) {
-  const cudaError_t error = LaunchDependent(
-      p.rows <= kMaxMoeSmallRows ? &MoeCombineKernel<true> : &MoeCombineKernel<false>,
-      Blocks(static_cast<int64_t>(p.rows) * down.num_blocks), 32 * kWarpsPerBlock, 0, stream, down);
+  const cudaError_t error =
+      LaunchDependent(&MoeCombineKernel, Blocks(static_cast<int64_t>(p.rows) * down.num_blocks),
+                      32 * kWarpsPerBlock, 0, stream, down);
   if (error != cudaSuccess) return CudaError(error, "moe combine: %s", cudaGetErrorString(error));
   return {};
-}
-
-CudaStatus RunSmall(const MoeCudaParams& p,
-                    const CudaDevice& device,
-                    const CudaWorkspace& workspace,
-                    void* stream) {
-  const SmallLayout l = LayOutSmall(p, p.rows);
-  char* scratch = static_cast<char*>(workspace.data);
-  const int64_t slots = static_cast<int64_t>(p.rows) * p.num_chosen;
-  const int64_t hit = std::min<int64_t>(p.num_experts, slots);
-  const int groups = (p.rows + kGroupRows - 1) / kGroupRows;
-  GemmArgs args = CommonArgs(p);
-  args.small = 1;
-  args.xh_down = scratch + l.xh_down;
-  args.partial = reinterpret_cast<float*>(scratch + l.partial);
-  args.slot_out = reinterpret_cast<float*>(scratch + l.slot_out);
-  args.group_capacity = slots;
-
-  GemmArgs gate_up = args;
-  MakeGateUp(p, &gate_up);
-  gate_up.xh = scratch + l.xh;
-  cudaError_t error = LaunchDependent(&MoeRotateFewKernel, slots * 2 * Blocks(gate_up.pairs / 4),
-                                      32 * kWarpsPerBlock, 0, stream, gate_up,
-                                      reinterpret_cast<uint32_t*>(scratch + l.xh));
-  if (error != cudaSuccess) return CudaError(error, "moe rotate: %s", cudaGetErrorString(error));
-  if (CudaStatus status =
-          LaunchProduct(p, device, p.gate_up_bits, groups,
-                        hit * gate_up.num_blocks * 2 * gate_up.num_segments, gate_up, stream);
-      !status.ok()) {
-    return status;
-  }
-  error = LaunchDependent(&MoeActivateFewKernel, Blocks(slots * gate_up.num_blocks),
-                          32 * kWarpsPerBlock, 0, stream, gate_up);
-  if (error != cudaSuccess) return CudaError(error, "moe activate: %s", cudaGetErrorString(error));
-  GemmArgs down = args;
-  MakeDown(p, &down);
-  down.xh = args.xh_down;
-  down.group_capacity = 0;
-  if (CudaStatus status =
-          LaunchProduct(p, device, p.down_bits, groups, hit * down.num_blocks, down, stream);
-      !status.ok()) {
-    return status;
-  }
-  return LaunchCombine(p, down, stream);
 }
 
 // Warpgroup instructions pay when experts have several rows. Not part of the result.
@@ -652,8 +518,9 @@ CudaStatus RunChunk(const MoeCudaParams& p,
 }  // namespace
 
 size_t MoeCudaWorkspaceBytes(const MoeCudaParams& params, int rows) {
-  size_t bytes = LayOutSmall(params, std::min(rows, kMaxMoeSmallRows)).bytes;
-  if (!IsSmall(params, rows)) bytes = std::max(bytes, LayOutChunk(params, rows).bytes);
+  size_t bytes = MoeFewWorkspaceBytes(params, std::min(rows, kMaxMoeSmallRows),
+                                      GateUpSegments(params), DownSegments(params));
+  if (!IsMoeFew(params, rows)) bytes = std::max(bytes, LayOutChunk(params, rows).bytes);
   return bytes;
 }
 
@@ -679,8 +546,9 @@ CudaStatus MoeCuda(const MoeCudaParams& params,
     p.out = static_cast<char*>(params.out) +
             begin * params.out_stride * (params.out_type == kTypeF32 ? 4 : 2);
     if (params.shared_out != nullptr) p.shared_out += begin * params.shared_stride;
-    const CudaStatus status = IsSmall(p, p.rows) ? RunSmall(p, device, workspace, stream)
-                                                 : RunChunk(p, device, workspace, stream);
+    const CudaStatus status = IsMoeFew(p, p.rows) ? RunMoeFew(p, GateUpSegments(p), DownSegments(p),
+                                                              device, workspace, stream)
+                                                  : RunChunk(p, device, workspace, stream);
     if (!status.ok()) return status;
   }
   return {};
