@@ -1,8 +1,10 @@
 // Speed of the EXL3 linear on a GPU, and that a row keeps its bits whatever the number of rows.
 //
-//   exl3_linear_gpu_bench [--json=PATH] [--quick] [--sweep] [--shape=NAME]
+//   exl3_linear_gpu_bench [--json=PATH] [--quick] [--shape=NAME]
+//   exl3_linear_gpu_bench --sweep [--chosen [--extra=SEGMENTS]]    every path (LinearPath) of many
+//   cuts; --chosen: of the cut that calls have, and one more
 //   exl3_linear_gpu_bench --shape=NAME --probe=SEGMENTS,PATH,ROWS    a few plain calls, for a
-//   profiler
+//   profiler; PATH is the number of a LinearPath
 //
 // Method: graphs of 24 to 160 calls over weight copies of more than L2 (600 MB, or 160 copies), two
 // warm-up replays, median of eight. Inputs f16 normal, output f16. "floor" is the larger of reading
