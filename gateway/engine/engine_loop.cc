@@ -18,6 +18,7 @@ namespace twinspark::gateway {
 namespace {
 
 constexpr int64_t kTurnUs = 100'000;     // the loop turns at least this often
+constexpr int64_t kHoldUs = 20'000;      // and goes on reading a rank while others are awaited
 constexpr int64_t kPublishUs = 100'000;  // how old the snapshot behind /status may be
 constexpr int64_t kMetricsUs = 500'000;  // and the gauges of /metrics, of which there are many
 constexpr int64_t kAliveUs = 5'000'000;  // /live
@@ -173,7 +174,8 @@ void EngineLoop::Run() {
     }
     CheckDeadlines();
     SendSteps();
-    if (group_ != nullptr && !AwaitsOtherRanks()) group_->ReadOn();
+    // Not while another rank's result is about to come: what is sent then acknowledges this one.
+    if (group_ != nullptr && (messages.empty() || !AwaitsOtherRanks())) group_->ReadOn();
     DeliverEvents();
     // The first look after the last request shows free slots and pages.
     const bool is_idle = scheduler_.num_running() == 0 && scheduler_.num_waiting() == 0;
@@ -190,8 +192,9 @@ void EngineLoop::Run() {
 
 // Until the next turn, if no message comes before.
 int64_t EngineLoop::WaitUs() const {
+  const int64_t longest_us = group_ != nullptr && AwaitsOtherRanks() ? kHoldUs : kTurnUs;
   const int64_t due_us = scheduler_.close_due_us();
-  return due_us == 0 ? kTurnUs : std::clamp(due_us - clock_.NowUs(), int64_t{0}, kTurnUs);
+  return due_us == 0 ? longest_us : std::clamp(due_us - clock_.NowUs(), int64_t{0}, longest_us);
 }
 
 void EngineLoop::Handle(SubmitMessage message) {
