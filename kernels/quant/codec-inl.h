@@ -372,44 +372,70 @@ HWY_INLINE void UnpackNibbles(const uint8_t* packed, int64_t group, uint8_t* hal
 }
 
 // Groups of four-bit codes whose scales are scales[0 .. count).
-template <class T>
-HWY_INLINE void DecodeFourBit(
-    const uint8_t* packed, const float* scales, int64_t count, int64_t group, T* out) {
+template <int kGroup, class T>
+HWY_INLINE void DecodeFourBit(const uint8_t* packed, const float* scales, int64_t count, T* out) {
   const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
   for (int64_t g = 0; g < count; ++g) {
     const VF scale = hn::Set(d, scales[g]);
-    const uint8_t* from = packed + g * group / 2;
-    T* to = out + g * group;
+    const uint8_t* from = packed + g * (kGroup / 2);
+    T* to = out + g * kGroup;
 #if HWY_TARGET <= HWY_AVX2
     const E2M1Table table = MakeE2M1Table(d, scale);
-    for (int64_t i = 0; i < group; i += lanes)
+    TWINSPARK_UNROLL
+    for (int i = 0; i < kGroup; i += kLanes)
       StoreF32(DecodeE2M1(d, from + i / 2, table), d, to + i);
 #else
     HWY_ALIGN uint8_t halves[32];
-    UnpackNibbles(from, group, halves);
-    for (int64_t i = 0; i < group; i += lanes)
+    UnpackNibbles(from, kGroup, halves);
+    for (int i = 0; i < kGroup; i += kLanes)
       StoreF32(hn::Mul(DecodeHalf(d, halves + i), scale), d, to + i);
 #endif
   }
 }
 
 // Groups of e4m3 codes with scales of powers of two.
-template <class T>
-HWY_INLINE void DecodeEightBit(
-    const uint8_t* codes, const uint8_t* scale_bytes, int64_t count, int64_t group, T* out) {
+template <int kGroup, class T>
+HWY_INLINE void DecodeEightBit(const uint8_t* codes,
+                               const uint8_t* scale_bytes,
+                               int64_t count,
+                               T* out) {
   constexpr uint8_t kLargestFolded = 127 + 100;  // beyond it 2^8 times the scale could overflow
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
   const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const bool folded = *std::max_element(scale_bytes, scale_bytes + count) <= kLargestFolded;
+  uint8_t largest = 0;
+  for (int64_t g = 0; g < count; ++g)
+    largest = std::max(largest, scale_bytes[g]);
+  const bool folded = largest <= kLargestFolded;
   HWY_ALIGN float scales[kScalesAtOnce];
   DecodeScales(CacheFormat::kQ8, scale_bytes, count, folded ? 256.0f : 1.0f, scales);
+  const VF rebias = hn::Set(d, folded ? 1.0f : 256.0f);
   for (int64_t g = 0; g < count; ++g) {
     const VF factor = hn::Set(d, scales[g]);
-    for (int64_t i = g * group; i < (g + 1) * group; i += lanes) {
-      const VF value = DecodeE4M3(d, codes + i);
-      StoreF32(hn::Mul(folded ? value : hn::Mul(value, hn::Set(d, 256.0f)), factor), d, out + i);
+    TWINSPARK_UNROLL
+    for (int i = 0; i < kGroup; i += kLanes) {
+      VF value = DecodeE4M3(d, codes + g * kGroup + i);
+      if (!folded) value = hn::Mul(value, rebias);
+      StoreF32(hn::Mul(value, factor), d, out + g * kGroup + i);
     }
+  }
+}
+
+// A packed row in groups of kGroup.
+template <int kGroup, class T>
+HWY_INLINE void DecodeGroups(CacheFormat format, const uint8_t* src, int64_t n, T* out) {
+  const int64_t num_groups = n / kGroup;
+  const bool is_q8 = format == CacheFormat::kQ8;
+  const uint8_t* scale_bytes = src + (is_q8 ? n : n / 2);
+  for (int64_t g = 0; g < num_groups; g += kScalesAtOnce) {
+    const int64_t count = std::min(kScalesAtOnce, num_groups - g);
+    if (is_q8) {
+      DecodeEightBit<kGroup>(src + g * kGroup, scale_bytes + g, count, out + g * kGroup);
+      continue;
+    }
+    HWY_ALIGN float scales[kScalesAtOnce];
+    DecodeScales(format, scale_bytes + g, count, 1.0f, scales);
+    DecodeFourBit<kGroup>(src + g * (kGroup / 2), scales, count, out + g * kGroup);
   }
 }
 
@@ -430,19 +456,10 @@ HWY_INLINE void DecodeRow(CacheFormat format, const uint8_t* src, int64_t n, T* 
     StoreTail(hn::Load(d, buffer), d, out + i, n - i);
     return;
   }
-  const int64_t group = CacheGroup(format);
-  const int64_t num_groups = n / group;
-  const bool is_q8 = format == CacheFormat::kQ8;
-  const uint8_t* scale_bytes = src + (is_q8 ? n : n / 2);
-  for (int64_t g = 0; g < num_groups; g += kScalesAtOnce) {
-    const int64_t count = std::min(kScalesAtOnce, num_groups - g);
-    if (is_q8) {
-      DecodeEightBit(src + g * group, scale_bytes + g, count, group, out + g * group);
-      continue;
-    }
-    HWY_ALIGN float scales[kScalesAtOnce];
-    DecodeScales(format, scale_bytes + g, count, 1.0f, scales);
-    DecodeFourBit(src + g * group / 2, scales, count, group, out + g * group);
+  if (format == CacheFormat::kQ4E4) {
+    DecodeGroups<16>(format, src, n, out);
+  } else {
+    DecodeGroups<32>(format, src, n, out);
   }
 }
 
