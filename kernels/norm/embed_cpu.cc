@@ -3,6 +3,7 @@
 #include "kernels/norm/embed.h"
 
 #include <algorithm>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/norm/embed_cpu.cc"
@@ -24,6 +25,12 @@ void CopyRow(const T* HWY_RESTRICT in, int64_t d, int num_copies, T* HWY_RESTRIC
   const int64_t bytes = d * static_cast<int64_t>(sizeof(T));
   const auto* from = reinterpret_cast<const uint8_t*>(in);
   auto* to = reinterpret_cast<uint8_t*>(out);
+  constexpr int64_t kLongRow = 4096;  // the C library writes long runs faster, one after the other
+  if (bytes > kLongRow) {
+    for (int c = 0; c < num_copies; ++c)
+      std::memcpy(to + c * bytes, from, static_cast<size_t>(bytes));
+    return;
+  }
   int64_t i = 0;
   for (; i + lanes <= bytes; i += lanes) {
     const auto values = hn::LoadU(d8, from + i);
