@@ -303,7 +303,7 @@ void EngineLoop::CompleteFrontOp() {
   if (!status.ok()) EndEpoch("protocol", std::string(status.message()));
 }
 
-void EngineLoop::Handle(LostMessage message) {
+void EngineLoop::Handle(const LostMessage& message) {
   if (group_ != nullptr && group_->epoch() == message.epoch) {
     EndEpoch(message.cause, message.reason);
   }
@@ -329,7 +329,7 @@ void EngineLoop::Handle(ReadyMessage message) {
   PublishMetrics(/*force=*/true);
 }
 
-void EngineLoop::Handle(AbortAllMessage message) {
+void EngineLoop::Handle(const AbortAllMessage& message) {
   FailRequests(message.error);
 }
 

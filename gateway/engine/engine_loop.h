@@ -94,9 +94,9 @@ class EngineLoop : public GenerateService {
   void Handle(SubmitMessage message);
   void Handle(EndMessage message);
   void Handle(ResultMessage message);
-  void Handle(LostMessage message);
+  void Handle(const LostMessage& message);
   void Handle(ReadyMessage message);
-  void Handle(AbortAllMessage message);
+  void Handle(const AbortAllMessage& message);
 
   void CompleteFrontOp();
   // What the thread slept since its last turn is not the workers' time: their op gets it back.

@@ -146,6 +146,7 @@ bool Scheduler::PlanRound(StepPlan& plan, OpInFlight& op) {
     last_served_ = candidates.back()->id;
   }
   std::vector<int> wanted;
+  wanted.reserve(candidates.size());
   for (const Sequence* sequence : candidates) {
     wanted.push_back(MaxDraftsOfRound(*sequence, sequence->max_growth_in_flight));
   }
