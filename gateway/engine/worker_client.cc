@@ -279,8 +279,9 @@ absl::StatusOr<WorkerReady> WorkerClient::Configure(
   const Running running(impl_->mutex, impl_->running, &context);
   auto reader = impl_->stub->Configure(&context, request);
   proto::ConfigureEvent event;
+  // A call that is called off as the worker ends it may end well, and without its last message.
   absl::StatusOr<WorkerReady> ready =
-      absl::InternalError("Configure ended without its last message");
+      absl::CancelledError("Configure ended without its last message");
   while (reader->Read(&event)) {
     if (event.has_progress()) on_progress(ReadProgress(event.progress()));
     if (event.has_ready()) ready = ReadReady(event.ready());
