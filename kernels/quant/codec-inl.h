@@ -237,7 +237,7 @@ HWY_INLINE void EncodeRow(CacheFormat format, const T* x, int64_t n, uint8_t* ds
     GroupScales scales;
     LargestOf(x + first * group, group, count, largest);
     ScalesOf(format, largest, count, scales);
-    std::memcpy(scale_bytes + first, scales.bytes, static_cast<size_t>(count));
+    std::copy_n(scales.bytes, count, scale_bytes + first);
     for (int64_t g = 0; g < count; ++g) {
       const T* from = x + (first + g) * group;
       if (format == CacheFormat::kQ8) {
