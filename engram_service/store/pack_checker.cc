@@ -83,11 +83,11 @@ absl::Status PackChecker::CompareRow(const TableFile& file, uint64_t page, uint3
   AlignedBuffer buffer;
   const uint64_t base = kHeaderRegionBytes + page * kPageBytes;
   const std::span<uint8_t> row(packed);
-  RETURN_IF_ERROR(
-      ReadFileRange(file, base + slot * h.row_weight_bytes, row.first(h.row_weight_bytes), buffer));
-  RETURN_IF_ERROR(ReadFileRange(file,
-                                base + kRowsPerPage * h.row_weight_bytes + slot * h.row_scale_bytes,
-                                row.subspan(h.row_weight_bytes), buffer));
+  RETURN_IF_ERROR(ReadFileRange(file, base + uint64_t{slot} * h.row_weight_bytes,
+                                row.first(h.row_weight_bytes), buffer));
+  RETURN_IF_ERROR(ReadFileRange(
+      file, base + uint64_t{kRowsPerPage} * h.row_weight_bytes + uint64_t{slot} * h.row_scale_bytes,
+      row.subspan(h.row_weight_bytes), buffer));
   const PackedSegment& segment = layout_.SegmentOfPage(page);
   const auto bucket = static_cast<uint32_t>((page - segment.first_page) * kRowsPerPage + slot);
   RETURN_IF_ERROR(source_.ReadRow(static_cast<int>(segment.column), bucket, wanted));

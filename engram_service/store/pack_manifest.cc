@@ -49,7 +49,7 @@ absl::Status WriteManifest(const std::string& packed_path,
 RowSamples SamplesInManifest(const std::string& packed_path,
                              const Sha256Digest& footer_digest,
                              size_t num_columns) {
-  const RowSamples none(num_columns);
+  RowSamples none(num_columns);
   const auto text = ReadFile(ManifestPath(packed_path), kMaxManifestBytes);
   if (!text.ok()) return none;
   boost::system::error_code error;

@@ -61,8 +61,8 @@ absl::StatusOr<bool> TestGroup(Communicator& communicator, bool vote) {
   const int world = communicator.world();
   std::vector<float> sum = {static_cast<float>(communicator.rank() + 1), 0.5f, vote ? 1.0f : 0.0f};
   RETURN_IF_ERROR(communicator.AllReduceSum(sum));
-  const auto expected = static_cast<float>(world * (world + 1) / 2);
-  if (sum[0] != expected || sum[1] != 0.5f * static_cast<float>(world)) {
+  const int expected = world * (world + 1) / 2;
+  if (sum[0] != static_cast<float>(expected) || sum[1] != 0.5f * static_cast<float>(world)) {
     return absl::AbortedError(
         absl::StrCat("self-test of the group: the sum is ", sum[0], ", expected ", expected));
   }
