@@ -75,7 +75,7 @@ namespace {
 
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
 constexpr int kKeyVecs = 2;
-constexpr int64_t kKeyBlock = kKeyVecs * kLanes;  // keys whose values lie next to each other
+constexpr int64_t kKeyBlock = int64_t{kKeyVecs} * kLanes;  // keys whose values are neighbours
 static_assert(kKeyTile % kKeyBlock == 0 && kLanes <= kMostLanes);
 
 // ------------------------------------------------------------------------------------------------
