@@ -26,7 +26,10 @@ struct BlockDone {
   uint32_t buffer = 0;  // to give back with Release once data has been copied
 };
 
-inline constexpr size_t kReapMax = 64;
+// A few at a time, so that the next reads follow singly: a drive that is given many at once and
+// then none does less (measured at 32 in flight: 0.87 of fio's reads with up to 64 at once, 1.01
+// with 4).
+inline constexpr size_t kReapMax = 4;
 
 class BlockReader {
  public:

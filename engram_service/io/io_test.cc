@@ -70,7 +70,7 @@ TEST_P(ReaderTest, ReadsEveryBlock) {
         ++next;
       }
       reader->Flush();
-      std::array<BlockDone, 8> done;
+      std::array<BlockDone, kReapMax> done;
       const size_t count = reader->Reap(done, true);
       ASSERT_GT(count, 0u);
       for (size_t i = 0; i < count; ++i) {

@@ -17,7 +17,6 @@ namespace twinspark::engram {
 namespace {
 
 constexpr std::array<int64_t, 3> kRetryDelayNs = {1'000'000, 5'000'000, 20'000'000};
-constexpr size_t kReadsPerTurn = 4;  // some 5 us of copying and checking
 
 uint64_t BlockKey(int layer_idx, uint32_t file_idx, uint64_t block_idx) {
   return (static_cast<uint64_t>(layer_idx) << 56) | (uint64_t{file_idx} << 44) | block_idx;
@@ -133,28 +132,21 @@ bool GatherEngine::Poll(bool wait) {
     progress = true;
   }
   SubmitQueued();
-  if (reads_left() == 0) return progress;
+  if (reader_.in_flight() == 0) return progress;
   std::array<BlockDone, kReapMax> done;
-  const size_t count =
-      reader_.Reap(std::span(done).first(kReapMax - finished_.size()), wait && finished_.empty());
-  if (count > 0) {
-    const int64_t reaped_ns = MonotonicNs();
-    for (size_t i = 0; i < count; ++i) {
-      NoteFinished(done[i], reaped_ns);
-      finished_.push_back(done[i]);
-    }
-    meters_.in_flight.Set(reader_.in_flight());
-    // The drive gets its next reads before these are looked at.
-    SubmitQueued();
-  }
-  for (size_t i = 0; i < kReadsPerTurn && !finished_.empty(); ++i) {
-    const BlockDone block = finished_.front();
-    finished_.pop_front();
+  const size_t count = reader_.Reap(done, wait);
+  if (count == 0) return progress;
+  const int64_t reaped_ns = MonotonicNs();
+  for (const BlockDone& block : std::span(done).first(count))
+    NoteFinished(block, reaped_ns);
+  meters_.in_flight.Set(reader_.in_flight());
+  // The drive gets its next reads before these are looked at (some 5 us of copying and checking).
+  SubmitQueued();
+  for (const BlockDone& block : std::span(done).first(count)) {
     Complete(block);
     reader_.Release(block.buffer);
-    progress = true;
   }
-  return progress;
+  return true;
 }
 
 void GatherEngine::NoteFinished(const BlockDone& done, int64_t now) {

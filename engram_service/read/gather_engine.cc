@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kStarted = UINT32_MAX - 1;
 constexpr uint32_t kWindowsOfChunk = 64;  // from here on, hashing overlaps with reading
-constexpr size_t kWindowsPerTurn = 4;
+constexpr size_t kWindowsPerTurn = 1;
 
 NgramKey KeyOf(const Window& window, uint32_t order) {
   NgramKey key;

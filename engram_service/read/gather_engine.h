@@ -100,8 +100,7 @@ class GatherEngine {
   // Whether a job without destinations is of any use: its rows stay in the cache, or other jobs
   // join its reads while they are on their way.
   bool reads_ahead() const { return cache_ != nullptr || reader_.event_fd() >= 0; }
-  // Reads on their way or read and not yet looked at.
-  size_t reads_left() const { return reader_.in_flight() + finished_.size(); }
+  size_t reads_in_flight() const { return reader_.in_flight(); }
   bool idle() const { return num_jobs_ == 0 && blocks_in_flight_.empty(); }
   size_t num_jobs() const { return num_jobs_; }
   // When Poll has something to do without any read finishing: the nearest deadline or retry;
@@ -239,7 +238,6 @@ class GatherEngine {
   absl::flat_hash_map<uint64_t, uint32_t> blocks_in_flight_;  // layer and block > slot
   // Waiting for a place in the reader, by class and then layer: urgent first, layer 1 before 14.
   std::array<std::array<std::deque<uint32_t>, kMaxLayers>, kNumClasses> queued_;
-  std::deque<BlockDone> finished_;            // reaped, their buffers not yet released
   std::multimap<int64_t, uint32_t> retries_;  // due time > block slot
 };
 

@@ -139,7 +139,7 @@ void RowServer::Run() {
   }
   RemoveDropped();
   // Reads that are on their way write into the reader's buffers: let them finish.
-  while (engine_->reads_left() > 0)
+  while (engine_->reads_in_flight() > 0)
     engine_->Poll(/*wait=*/true);
   TakePosted();
   PublishStats();
