@@ -29,4 +29,10 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view key, std::string_view te
   return parsed;
 }
 
+std::string LocalUrl(HostPort listening) {
+  if (listening.host.empty() || listening.host == "0.0.0.0") listening.host = "127.0.0.1";
+  if (listening.host == "::") listening.host = "::1";
+  return absl::StrCat("http://", listening.ToString());
+}
+
 }  // namespace twinspark

@@ -23,6 +23,7 @@
 
 #include "common/clock.h"
 #include "common/exit_codes.h"
+#include "common/host_port.h"
 #include "common/model_config.h"
 #include "common/status_macros.h"
 #include "deploy/local_cluster/child_process.h"
@@ -208,7 +209,7 @@ std::string StatusLine(const std::string& body) {
 // Where this machine reaches the gateway of a cluster with these settings.
 std::string BaseUrlOf(const SettingsInForce& settings, int port) {
   const auto listen_addr = settings.find("LISTEN_ADDR");
-  return BaseUrl(listen_addr == settings.end() ? "" : listen_addr->second, port);
+  return LocalUrl({listen_addr == settings.end() ? "" : listen_addr->second, port});
 }
 
 // Follows the supervisor's reports and /status until the cluster is ready. Returns its base URL.

@@ -139,15 +139,6 @@ std::vector<std::string> DifferentKeys(const SettingsInForce& a, const SettingsI
   return {different.begin(), different.end()};
 }
 
-std::string BaseUrl(const std::string& listen_addr, int port) {
-  if (listen_addr.empty() || listen_addr == "0.0.0.0")
-    return absl::StrCat("http://127.0.0.1:", port);
-  if (listen_addr == "::") return absl::StrCat("http://[::1]:", port);
-  const bool is_v6 = listen_addr.find(':') != std::string::npos;
-  return is_v6 ? absl::StrCat("http://[", listen_addr, "]:", port)
-               : absl::StrCat("http://", listen_addr, ":", port);
-}
-
 absl::Status CheckPortIsFree(int port) {
   const char* host = std::getenv("LISTEN_ADDR");
   addrinfo hints{};

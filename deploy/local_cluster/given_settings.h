@@ -36,10 +36,6 @@ absl::StatusOr<SettingsInForce> ReadSettingsInForce();
 // Keys whose values differ.
 std::vector<std::string> DifferentKeys(const SettingsInForce& a, const SettingsInForce& b);
 
-// "http://HOST:PORT" at which this machine reaches a gateway with this LISTEN_ADDR (empty: the
-// default, every address).
-std::string BaseUrl(const std::string& listen_addr, int port);
-
 // kUnavailable when somebody else listens on this port of LISTEN_ADDR (of the prepared
 // environment).
 absl::Status CheckPortIsFree(int port);

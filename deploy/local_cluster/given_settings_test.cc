@@ -36,14 +36,6 @@ TEST(GivenSettingsTest, MetricsPortsFollowTheGateways) {
               AllOf(HasSubstr("METRICS_ADDR='h:65533'"), HasSubstr("1 to 65531")));
 }
 
-TEST(GivenSettingsTest, TheGatewayIsAskedWhereItListens) {
-  EXPECT_EQ(BaseUrl("", 8), "http://127.0.0.1:8");
-  EXPECT_EQ(BaseUrl("0.0.0.0", 8), "http://127.0.0.1:8");
-  EXPECT_EQ(BaseUrl("192.0.2.7", 8), "http://192.0.2.7:8");
-  EXPECT_EQ(BaseUrl("::", 8), "http://[::1]:8");
-  EXPECT_EQ(BaseUrl("2001:db8::7", 8), "http://[2001:db8::7]:8");
-}
-
 TEST(GivenSettingsTest, RefusesByNameWhatEachPartIsToldOnItsOwn) {
   EXPECT_TRUE(CheckGivenSettings(With("MAX_NUM_SEQS", "4"), 2).ok());
   for (const char* key : {"WORKERS", "ENGRAM_SOCKET", "PORT_FILE"}) {

@@ -12,11 +12,10 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,7 @@
 #include "common/safetensors.h"
 #include "common/status_macros.h"
 #include "common/testing/seeded_rng.h"
+#include "common/testing/temp_dir.h"
 #include "engram_service/io/inline_reader.h"
 #include "engram_service/io/make_reader.h"
 #include "engram_service/read/gather_engine.h"
@@ -271,9 +271,9 @@ void BenchReads(const TableSet& tables, const Options& options, SeededRng& rng, 
   std::vector<double> ours;
   std::vector<double> fio;
   std::vector<double> chunks;
+  std::vector<double> looked_at;
   // A drive that others share changes from second to second: what was measured side by side is
   // compared, then the median taken.
-  std::vector<double> looked_at;
   std::vector<double> of_fio;
   std::vector<double> of_reads;
   std::vector<double> our_cpu;
@@ -491,17 +491,14 @@ absl::Status Measure(const Options& options, Bounds& bounds) {
 
 int Run(Options options) {
   Bounds bounds;
-  std::string temporary;
+  std::optional<TempDir> temporary;
   if (options.smoke) {
-    temporary = (std::filesystem::temp_directory_path() / "engram_bench_XXXXXX").string();
-    CHECK(mkdtemp(temporary.data()) != nullptr);
-    CHECK(MakeTinyTable(temporary).ok());
-    options.dir = temporary;
+    options.dir = temporary.emplace().path();
+    CHECK(MakeTinyTable(options.dir).ok());
     options.seconds = 0.05;
     options.fio = false;
   }
   const absl::Status measured = Measure(options, bounds);
-  if (!temporary.empty()) std::filesystem::remove_all(temporary);
   if (!measured.ok()) return ToolFailure("engram_bench", measured);
   bool all = true;
   for (const Bound& bound : bounds) {

@@ -2,27 +2,24 @@
 // a folder that is none says which file is wrong. Method: folders written here.
 #include "tests/load/run_dir.h"
 
-#include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
+
+#include "common/testing/temp_dir.h"
 
 namespace twinspark {
 namespace {
 
 class RunDirTest : public ::testing::Test {
  protected:
-  RunDirTest() { std::filesystem::create_directories(dir_); }
-  ~RunDirTest() override { std::filesystem::remove_all(dir_); }
-
   void Write(const std::string& name, const std::string& text) {
-    std::ofstream(absl::StrCat(dir_, "/", name)) << text;
+    std::ofstream(dir_ / name) << text;
   }
 
-  const std::string dir_ = ::testing::TempDir() + "/run_dir_test";
+  const TempDir dir_;
 };
 
 TEST_F(RunDirTest, AddressesThatCanBeCalled) {
@@ -36,7 +33,7 @@ TEST_F(RunDirTest, AddressesThatCanBeCalled) {
   };
   for (const auto& [address, url] : cases) {
     Write("gateway.port", address);
-    const auto run = ReadRunDir(dir_);
+    const auto run = ReadRunDir(dir_.path());
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->url, url);
     EXPECT_EQ(run->supervisor, 4711);
@@ -44,13 +41,13 @@ TEST_F(RunDirTest, AddressesThatCanBeCalled) {
 }
 
 TEST_F(RunDirTest, WhatIsMissingIsNamed) {
-  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_).status().message(), "cluster.json"));
+  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_.path()).status().message(), "cluster.json"));
   Write("cluster.json", R"({"port":1})");
-  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_).status().message(), "supervisor_pid"));
+  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_.path()).status().message(), "supervisor_pid"));
   Write("cluster.json", R"({"supervisor_pid":4711})");
-  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_).status().message(), "gateway.port"));
+  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_.path()).status().message(), "gateway.port"));
   Write("gateway.port", "8888");
-  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_).status().message(), "'8888'"));
+  EXPECT_TRUE(absl::StrContains(ReadRunDir(dir_.path()).status().message(), "'8888'"));
 }
 
 }  // namespace
