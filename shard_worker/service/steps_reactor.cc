@@ -47,13 +47,10 @@ class StepsReactor final
       return;
     }
     switch (incoming_.message_case()) {
-      case proto::GatewayMessage::kOp: {
-        std::string bytes = std::move(*incoming_.mutable_op());
-        const bool is_held = HoldRead();
-        runner->Submit(ReadOp(std::move(bytes), bounds_));
-        if (is_held) return;
+      case proto::GatewayMessage::kOp:
+        runner->Submit(ReadOp(std::move(*incoming_.mutable_op()), bounds_));
+        if (HoldRead()) return;
         break;
-      }
       case proto::GatewayMessage::kHeartbeat:
         runner->GatewayHeard();
         break;
@@ -159,7 +156,9 @@ class StepsReactor final
 
   // With two ops here no third comes before a result has left. Read on with that result (or the
   // next heartbeat), the stream acknowledges the op in the packet of the result; read on at once,
-  // it does so in a packet of its own, which wakes the gateway for nothing.
+  // it does so in a packet of its own, which wakes the gateway for nothing. Called when the op has
+  // been handed on: from here another thread may read the next one, and ops have one producer at a
+  // time. Its result may have left already, so the count may be behind by one.
   bool HoldRead() {
     const std::lock_guard<std::mutex> lock(mutex_);
     read_is_held_ = ++num_unanswered_ >= limits::kMaxOpsInFlight;
@@ -199,7 +198,7 @@ class StepsReactor final
   std::mutex mutex_;
   std::deque<proto::WorkerMessage> outgoing_;  // front: being written
   std::condition_variable drained_;            // outgoing_ became empty
-  int num_unanswered_ = 0;                     // ops read
+  int num_unanswered_ = 0;                     // ops handed on less results sent
   bool read_is_held_ = false;
 };
 
