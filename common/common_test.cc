@@ -10,7 +10,6 @@
 #include "common/api_keys.h"
 #include "common/check.h"
 #include "common/file_util.h"
-#include "common/host_port.h"
 #include "common/ids.h"
 #include "common/lifeline.h"
 #include "common/metrics.h"
@@ -35,16 +34,6 @@ TEST(IdsTest, NewIdsDiffer) {
   const std::string id = NewId("req-");
   EXPECT_EQ(id.size(), 4u + 24u);
   EXPECT_NE(id, NewId("req-"));
-}
-
-TEST(HostPortTest, ParsesAndRefuses) {
-  EXPECT_EQ(ParseHostPort("K", "h:1")->port, 1);
-  EXPECT_EQ(ParseHostPort("K", "[::1]:2")->host, "::1");
-  EXPECT_EQ(ParseHostPort("K", "[::1]:2")->ToString(), "[::1]:2");
-  for (const char* bad : {"", "h", ":1", "h:", "h:65536", "h:-1", "h:x"}) {
-    EXPECT_THAT(std::string(ParseHostPort("WORKERS", bad).status().message()),
-                HasSubstr("WORKERS='" + std::string(bad) + "'"));
-  }
 }
 
 TEST(FileUtilTest, WritesWholeFilesAndRefusesLargeOnes) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
+#include "common/check.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 
@@ -71,12 +72,14 @@ absl::StatusOr<bool> TestGroup(Communicator& communicator, bool vote) {
 
 absl::Status CompareRowSamples(Communicator& communicator,
                                const RowSamples& samples,
-                               std::span<const int> layer_ids) {
-  constexpr size_t kMaxColumns = 64;
-  const size_t layer_bytes = kMaxColumns * kSampleBytes;
+                               std::span<const int> layer_ids,
+                               int num_columns) {
+  const size_t layer_bytes = static_cast<size_t>(num_columns) * kSampleBytes;
   std::vector<char> mine(layer_ids.size() * layer_bytes);
-  for (size_t layer = 0; layer < std::min(samples.size(), layer_ids.size()); ++layer) {
-    for (size_t column = 0; column < std::min(samples[layer].size(), kMaxColumns); ++column) {
+  CHECK_LE(samples.size(), layer_ids.size());
+  for (size_t layer = 0; layer < samples.size(); ++layer) {
+    CHECK_LE(samples[layer].size(), static_cast<size_t>(num_columns)) << "layer " << layer;
+    for (size_t column = 0; column < samples[layer].size(); ++column) {
       const std::string& sample = samples[layer][column];
       std::memcpy(&mine[layer * layer_bytes + column * kSampleBytes], sample.data(),
                   std::min(sample.size(), kSampleBytes));

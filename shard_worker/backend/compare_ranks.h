@@ -30,11 +30,13 @@ absl::StatusOr<bool> TestGroup(Communicator& communicator, bool vote);
 // empty string where this rank's row service knows none.
 using RowSamples = std::vector<std::vector<std::string>>;
 
+// `num_columns`: of each layer, the same on all ranks; `samples` may have fewer, or none.
 // FAILED_PRECONDITION when two ranks know different rows of one column: their tables are not the
 // same, and each half of an answer's rows would come from another table. Columns that only one rank
 // knows cannot be compared; if that is every column of a layer, a warning says so.
 absl::Status CompareRowSamples(Communicator& communicator,
                                const RowSamples& samples,
-                               std::span<const int> layer_ids);
+                               std::span<const int> layer_ids,
+                               int num_columns);
 
 }  // namespace twinspark

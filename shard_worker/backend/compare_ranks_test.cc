@@ -69,7 +69,8 @@ RowSamples Known() {
 
 std::vector<absl::Status> Compare(const RowSamples& rank0, const RowSamples& rank1) {
   return OnBoth([&](Communicator& c) {
-    return CompareRowSamples(c, c.rank() == 0 ? rank0 : rank1, std::vector<int>{1, 14});
+    const RowSamples& mine = c.rank() == 0 ? rank0 : rank1;
+    return CompareRowSamples(c, mine, std::vector<int>{1, 14}, 4);
   });
 }
 

@@ -406,8 +406,9 @@ absl::StatusOr<std::vector<StepCost>> ModelBackend::Join(const GroupConfig& conf
   // Both ranks get here together, with their row services: only now may a wait be short.
   if (communicator_ != nullptr) {
     RETURN_IF_ERROR(communicator_->Barrier());
-    RETURN_IF_ERROR(
-        CompareRowSamples(*communicator_, rows_.samples, model_->config().engram_layer_ids));
+    RETURN_IF_ERROR(CompareRowSamples(*communicator_, rows_.samples,
+                                      model_->config().engram_layer_ids,
+                                      model_->config().engram_num_columns()));
   }
   if (rows_.accepted != nullptr) rows_.accepted();
   RETURN_IF_ERROR(model_->BeginEpoch(communicator_.get(), watched_rows_.get()));

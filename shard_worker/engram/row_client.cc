@@ -75,6 +75,11 @@ absl::Status CheckHello(const EngramHello& hello,
     if (layer.columns != columns) {
       return Differs("columns", absl::StrJoin(layer.columns, ","), absl::StrJoin(columns, ","));
     }
+    const size_t num_samples = layer.row_samples.size();
+    if (num_samples > static_cast<size_t>(config.engram_num_columns())) {
+      return Differs("sampled columns", absl::StrCat(num_samples),
+                     absl::StrCat(config.engram_num_columns(), " at most"));
+    }
   }
   return absl::OkStatus();
 }
