@@ -5,12 +5,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include <unistd.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/testing/seeded_rng.h"
+#include "common/testing/temp_dir.h"
 
 namespace twinspark {
 namespace {
@@ -23,11 +22,6 @@ constexpr char kHeader[] =
 
 class SafetensorsTest : public ::testing::Test {
  protected:
-  SafetensorsTest() : dir_(::testing::TempDir() + "safetensors_" + std::to_string(getpid())) {
-    std::filesystem::create_directories(dir_);
-  }
-  ~SafetensorsTest() override { std::filesystem::remove_all(dir_); }
-
   std::string Write(const std::string& name, const std::string& header, const std::string& data) {
     std::string bytes(8, '\0');
     const uint64_t length = header.size();
@@ -42,7 +36,8 @@ class SafetensorsTest : public ::testing::Test {
   }
   static std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-  const std::string dir_;
+  const TempDir temp_dir_;
+  const std::string& dir_ = temp_dir_.path();
   const std::string data_ =
       std::string("\x00\x00\x80\x3f", 4) + std::string("\x01\x00\x02\x00\x03\x00\x04\x00", 8);
 };

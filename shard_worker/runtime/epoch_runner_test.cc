@@ -7,20 +7,17 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <filesystem>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/file_util.h"
-#include "common/testing/seeded_rng.h"
+#include "common/testing/temp_dir.h"
 #include "shard_worker/runtime/op_log.h"
 #include "shard_worker/testing/fake_backend.h"
 
@@ -279,10 +276,7 @@ TEST(SpscRingTest, EverythingArrivesInOrder) {
 }
 
 TEST(OpLogTest, ComesBackAsWrittenAlsoWhenCutShort) {
-  SeededRng rng(TestSeed(7));
-  const std::filesystem::path dir =
-      std::filesystem::path(::testing::TempDir()) / absl::StrCat("op_log_", rng.Next(), getpid());
-  std::filesystem::create_directory(dir);
+  const TempDir dir;
   GroupConfig group;
   group.epoch = 12;
   group.rank = 1;
@@ -290,7 +284,7 @@ TEST(OpLogTest, ComesBackAsWrittenAlsoWhenCutShort) {
   group.model_dir = "/models/a=b";
   group.limits.num_pages = 77;
   {
-    OpLogWriter writer(dir.string());
+    OpLogWriter writer(dir.path());
     for (uint64_t op_id = 1; op_id <= 3; ++op_id) {
       OpOutcome outcome;
       outcome.op_id = op_id;
@@ -318,7 +312,6 @@ TEST(OpLogTest, ComesBackAsWrittenAlsoWhenCutShort) {
   }
   ASSERT_TRUE(WriteFileAtomically(path, "something else").ok());
   EXPECT_FALSE(ReadOpLog(path).ok());
-  std::filesystem::remove_all(dir);
 }
 
 }  // namespace

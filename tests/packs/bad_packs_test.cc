@@ -3,12 +3,11 @@
 #include <filesystem>
 #include <functional>
 
-#include <unistd.h>
-
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/testing/temp_dir.h"
 #include "tests/packs/checkpoint_builder.h"
 #include "tests/packs/pack_run.h"
 
@@ -23,10 +22,7 @@ const std::string kData = TWINSPARK_SOURCE_DIR "/tests/golden/data/model/";
 
 class BadPacksTest : public ::testing::Test {
  protected:
-  BadPacksTest()
-      : dir_(absl::StrCat(::testing::TempDir(), "bad_packs_", getpid())),
-        good_(CheckpointBuilder::Read(kData + "micro-exl3")) {}
-  ~BadPacksTest() override { std::filesystem::remove_all(dir_); }
+  BadPacksTest() : good_(CheckpointBuilder::Read(kData + "micro-exl3")) {}
 
   std::string ErrorOf(const std::function<void(CheckpointBuilder&)>& damage) {
     return ErrorOf(good_, damage);
@@ -40,7 +36,8 @@ class BadPacksTest : public ::testing::Test {
     return run.ok() ? "accepted" : std::string(run.status().message());
   }
 
-  const std::string dir_;
+  const TempDir temp_dir_;
+  const std::string& dir_ = temp_dir_.path();
   const CheckpointBuilder good_;
 };
 

@@ -1,13 +1,10 @@
 // The pack layouts P1, P2, P3 and plain checkpoints give the same model. Each pack is derived from
 // the micro models and compared with the same matrices dequantised: in f32 numerics within rounding
 // of the sums, and exactly where the storage is exact in bf16.
-#include <filesystem>
-
-#include <unistd.h>
-
 #include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
+#include "common/testing/temp_dir.h"
 #include "tests/packs/checkpoint_builder.h"
 #include "tests/packs/pack_run.h"
 
@@ -18,9 +15,6 @@ const std::string kData = TWINSPARK_SOURCE_DIR "/tests/golden/data/model/";
 
 class PackLayoutsTest : public ::testing::Test {
  protected:
-  PackLayoutsTest() : dir_(absl::StrCat(::testing::TempDir(), "packs_", getpid())) {}
-  ~PackLayoutsTest() override { std::filesystem::remove_all(dir_); }
-
   PackRun Run(const CheckpointBuilder& checkpoint, Numerics numerics) {
     checkpoint.Write(dir_);
     const auto run = RunPack(dir_, numerics);
@@ -57,7 +51,8 @@ class PackLayoutsTest : public ::testing::Test {
     return p2;
   }
 
-  const std::string dir_;
+  const TempDir temp_dir_;
+  const std::string& dir_ = temp_dir_.path();
 };
 
 TEST_F(PackLayoutsTest, OfficialStorageIsExactlyItsBf16Copy) {

@@ -1,15 +1,11 @@
 // The pack loader on a micro pack whose header bytes, index or configuration are mutated: an error
 // or a loaded model, never a crash. Input: one byte that says which file, then its content. The
 // data of the shard stays as it is.
-#include <filesystem>
 #include <fstream>
-
-#include <unistd.h>
-
-#include "absl/strings/str_cat.h"
 
 #include "common/check.h"
 #include "common/testing/fuzz_driver.h"
+#include "common/testing/temp_dir.h"
 #include "kernels/thread_pool.h"
 #include "shard_worker/model/model.h"
 #include "tests/packs/checkpoint_builder.h"
@@ -22,9 +18,7 @@ using twinspark::packs::CheckpointBuilder;
 class Pack {
  public:
   Pack()
-      : dir_(
-            absl::StrCat(std::filesystem::temp_directory_path().string(), "/pack_fuzz_", getpid())),
-        pack_(CheckpointBuilder::Read(TWINSPARK_SOURCE_DIR "/tests/golden/data/model/micro-exl3")) {
+      : pack_(CheckpointBuilder::Read(TWINSPARK_SOURCE_DIR "/tests/golden/data/model/micro-exl3")) {
     // Fewer tensors, more inputs per second: what is missing is an error at the end, the rest is
     // read before it.
     pack_.Write(dir_);
@@ -33,7 +27,6 @@ class Pack {
     std::memcpy(&length, bytes.data(), sizeof(length));
     header_ = bytes.substr(0, 8 + length);
   }
-  ~Pack() { std::filesystem::remove_all(dir_); }
 
   std::vector<std::string> Seeds() const {
     return {"h" + header_, "c" + pack_.config_json, "i" + Read("model.safetensors.index.json")};
@@ -72,7 +65,8 @@ class Pack {
     return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   }
 
-  std::string dir_;
+  twinspark::TempDir temp_dir_;
+  const std::string& dir_ = temp_dir_.path();
   CheckpointBuilder pack_;
   std::string header_;
   twinspark::ThreadPool pool_{1};

@@ -3,7 +3,6 @@
 // weights kept; a fault on one rank shows in the digest of the very next op; a recorded log replays
 // bit for bit, and a replay against a damaged recording says so.
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -23,6 +22,7 @@
 #include "common/rpc/grpc_channel.h"
 #include "common/rpc/grpc_server.h"
 #include "common/rpc/grpc_status.h"
+#include "common/testing/temp_dir.h"
 #include "proto/shard_worker.grpc.pb.h"
 #include "shard_worker/backend/model_backend.h"
 #include "shard_worker/runtime/op_log.h"
@@ -277,13 +277,11 @@ TEST_F(RealWorkerTest, FaultOnOneRankShowsInTheNextDigest) {
 }
 
 TEST_F(RealWorkerTest, RecordedLogReplaysBitForBit) {
-  const std::filesystem::path dir =
-      std::filesystem::path(::testing::TempDir()) / absl::StrCat("op_log_", UnixTimeUs());
-  std::filesystem::create_directory(dir);
+  const TempDir dir;
   const Case golden = GoldenCases(2)[1];
   uint64_t epoch = 0;
   {
-    const auto workers = StartWorkers(2, dir.string());
+    const auto workers = StartWorkers(2, dir.path());
     const auto driver = Open(workers);
     ASSERT_TRUE(driver.ok()) << driver.status();
     epoch = (*driver)->epoch();
@@ -305,7 +303,6 @@ TEST_F(RealWorkerTest, RecordedLogReplaysBitForBit) {
     EXPECT_EQ((*results)[0].digest(), op.digest) << "op " << op.op_id;
     EXPECT_EQ((*results)[1].digest(), op.digest) << "op " << op.op_id;
   }
-  std::filesystem::remove_all(dir);
 }
 
 }  // namespace
