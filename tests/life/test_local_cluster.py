@@ -18,6 +18,7 @@ import urllib.request
 import pytest
 
 from five_processes import BIN, CHECKOUT, wait_until
+from metrics_catalogue import check_scrape
 
 GONE_SECONDS = 5
 SEED = int(os.environ.get("TWINSPARK_SEED", "20261201"))
@@ -212,9 +213,9 @@ def test_port_model_and_metrics_address_of_the_environment(tmp_path):
     code, output = finish(up(tmp_path, cwd=tmp_path, PORT=str(port), MODEL_DIR="model", METRICS_ADDR=f"127.0.0.1:{port + 1}"))
     try:
         assert code == 0 and f"http://127.0.0.1:{port}/v1/" in output, output
-        for offset in range(5):
+        for offset, program in enumerate(["gateway", "engram_service", "shard_worker", "engram_service", "shard_worker"]):
             with urllib.request.urlopen(f"http://127.0.0.1:{port + 1 + offset}/metrics", timeout=10) as reply:
-                assert b"dsv_" in reply.read(), offset
+                assert len(check_scrape(program, reply.read().decode())) > 10, offset
         assert f"metrics=127.0.0.1:{port + 2}" in (tmp_path / "supervisor.log").read_text()
     finally:
         subprocess.run([f"{BIN}/local_cluster", "down", "--run-dir", str(tmp_path)], check=True, timeout=60)
