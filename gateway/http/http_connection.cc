@@ -48,13 +48,14 @@ class HttpConnection::Exchange : public HttpExchange,
   ~Exchange() override {
     if (is_complete_ || is_gone_) return;
     connection_->core().num_active.fetch_sub(1);
-    // The destructor may run on any thread; the connection is touched on its own.
+    // The destructor may run on any thread, and under the lock of the connection.
     connection_->Post(
         [connection = connection_, is_started = is_started_] { connection->Abandon(is_started); });
   }
 
   HttpRequest& request() override { return request_; }
   void Post(std::function<void()> task) override { connection_->Post(std::move(task)); }
+  bool TryRun(absl::FunctionRef<void()> task) override { return connection_->TryRun(task); }
   void After(int64_t delay_ms, std::function<void()> task) override {
     connection_->After(delay_ms, std::move(task));
   }
@@ -120,13 +121,27 @@ void HttpConnection::Start(bool refuse) {
 
 void HttpConnection::Post(std::function<void()> task) {
   if (core_->stopped.load()) return;
+  num_posted_.fetch_add(1);
   asio::post(socket_.get_executor(), [self = shared_from_this(), task = std::move(task)] {
-    if (self->core_->stopped.load()) return;
-    self->is_gathering_ = true;
-    task();
-    self->is_gathering_ = false;
-    self->Flush();
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
+    if (!self->core_->stopped.load()) self->RunTask(task);
+    self->num_posted_.fetch_sub(1);
   });
+}
+
+// What was posted before comes first.
+bool HttpConnection::TryRun(absl::FunctionRef<void()> task) {
+  const std::unique_lock<std::mutex> lock(owner_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || num_posted_.load() > 0 || core_->stopped.load()) return false;
+  RunTask(task);
+  return true;
+}
+
+void HttpConnection::RunTask(absl::FunctionRef<void()> task) {
+  is_gathering_ = true;
+  task();
+  is_gathering_ = false;
+  Flush();
 }
 
 void HttpConnection::After(int64_t delay_ms, std::function<void()> task) {
@@ -134,13 +149,16 @@ void HttpConnection::After(int64_t delay_ms, std::function<void()> task) {
   timer->expires_after(milliseconds(delay_ms));
   timer->async_wait([weak = weak_from_this(), timer, task = std::move(task)](const error_code& ec) {
     const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (!ec && self != nullptr && !self->is_closed() && !self->core_->stopped.load()) task();
+    if (ec || self == nullptr) return;
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
+    if (!self->is_closed() && !self->core_->stopped.load()) task();
   });
 }
 
 void HttpConnection::Read() {
   socket_.async_read_some(asio::buffer(read_buffer_),
                           [self = shared_from_this()](const error_code& ec, size_t n) {
+                            const std::lock_guard<std::mutex> lock(self->owner_mutex_);
                             if (self->phase_ == Phase::kClosed) return;
                             if (ec) {
                               self->ClientGone(ec.message());
@@ -237,11 +255,10 @@ void HttpConnection::SetDeadline(int64_t delay_ms) {
   deadline_.expires_after(milliseconds(delay_ms));
   deadline_.async_wait([weak = weak_from_this()](const error_code& ec) {
     const std::shared_ptr<HttpConnection> self = weak.lock();
+    if (ec || self == nullptr) return;
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
     // A wait that ended just before the timer was set again must not count.
-    if (ec || self == nullptr || self->deadline_.expiry() > std::chrono::steady_clock::now()) {
-      return;
-    }
-    self->OnDeadline();
+    if (self->deadline_.expiry() <= std::chrono::steady_clock::now()) self->OnDeadline();
   });
 }
 
@@ -308,11 +325,11 @@ void HttpConnection::OnKeepalive() {
   keepalive_timer_.expires_at(last_write_ + period);
   keepalive_timer_.async_wait([weak = weak_from_this()](const error_code& ec) {
     const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr || self->phase_ != Phase::kHandling || self->answer_complete_ ||
-        self->keepalive_.empty()) {
-      return;
+    if (ec || self == nullptr) return;
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
+    if (self->phase_ == Phase::kHandling && !self->answer_complete_ && !self->keepalive_.empty()) {
+      self->OnKeepalive();
     }
-    self->OnKeepalive();
   });
 }
 
@@ -409,6 +426,7 @@ void HttpConnection::WaitAndWrite() {
   WatchProgress();
   socket_.async_write_some(UnsentPieces(),
                            [self = shared_from_this()](const error_code& ec, size_t n) {
+                             const std::lock_guard<std::mutex> lock(self->owner_mutex_);
                              self->is_writing_ = false;
                              if (self->phase_ == Phase::kClosed) return;
                              if (ec) {
@@ -429,7 +447,9 @@ void HttpConnection::WatchProgress() {
   stall_timer_.expires_at(last_progress_ + period);
   stall_timer_.async_wait([weak = weak_from_this(), period](const error_code& ec) {
     const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr || self->phase_ == Phase::kClosed) return;
+    if (ec || self == nullptr) return;
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
+    if (self->phase_ == Phase::kClosed) return;
     self->stall_timer_is_armed_ = false;
     if (!self->is_writing_) return;
     if (std::chrono::steady_clock::now() - self->last_progress_ >= period) {
@@ -463,8 +483,9 @@ void HttpConnection::OnDrained() {
     Advance();
     return;
   }
-  // Not called directly: many pipelined requests would recurse.
+  // Not called directly: many pipelined requests would recurse, and TryRun's thread reads none.
   asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
     if (self->phase_ == Phase::kReading && !self->core_->stopped.load()) self->Advance();
   });
 }
@@ -480,6 +501,11 @@ void HttpConnection::ClientGone(std::string_view why) {
 
 void HttpConnection::CloseIfIdle() {
   if (phase_ == Phase::kReading && parser_.IsIdle()) Close();
+}
+
+void HttpConnection::TakeAndClose() {
+  const std::lock_guard<std::mutex> lock(owner_mutex_);
+  Close();
 }
 
 void HttpConnection::Close() {

@@ -1,7 +1,11 @@
-// One HttpConnection per client, all of its work on one strand. It always has a read pending: in
-// kReading the bytes go to the parser, in kHandling they are the next request (or, when the read
-// ends, the sign that the client has gone). Writes go through one queue: at once where the socket
-// takes them, together at the end of a posted task, else with one asynchronous write in flight.
+// One HttpConnection per client. It always has a read pending: in kReading the bytes go to the
+// parser, in kHandling they are the next request (or, when the read ends, the sign that the client
+// has gone). Writes go through one queue: at once where the socket takes them, together at the end
+// of a task, else with one asynchronous write in flight.
+//
+// Whose it is: everything of a connection is touched under owner_mutex_ only. HTTP threads take it
+// for each completion and posted task, in the order of the strand; another thread gets it with
+// TryRun while no HTTP thread has it and no posted task waits.
 //
 // Ownership: pending asynchronous operations and the exchange hold the connection; every connection
 // holds the HttpServerCore (io_context and counters), so that an exchange may outlive the server.
@@ -28,6 +32,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 
 #include "gateway/http/http_parser.h"
 #include "gateway/http/http_server.h"
@@ -56,7 +61,7 @@ struct HttpServerCore {
   }
 };
 
-// Post and core are thread-safe, everything else belongs to the strand.
+// Post, TryRun, TakeAndClose and core are thread-safe, everything else belongs to its owner.
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
   HttpConnection(std::shared_ptr<HttpServerCore> core, boost::asio::ip::tcp::socket socket)
@@ -73,11 +78,14 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
   void Start(bool refuse);
   void Post(std::function<void()> task);
+  bool TryRun(absl::FunctionRef<void()> task);
   void CloseIfIdle();
   void Close();
+  // Close for a thread that does not own the connection.
+  void TakeAndClose();
   HttpServerCore& core() { return *core_; }
 
-  // Called by the exchange, on the strand.
+  // Called by the exchange, by its owner.
   void Respond(const HttpRequest& request, HttpResponse response);
   void StartStream(const HttpRequest& request, HttpResponse head, std::string keepalive);
   void Write(std::string_view piece);
@@ -90,6 +98,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   class Exchange;
   enum class Phase { kReading, kHandling, kLinger, kClosed };
 
+  void RunTask(absl::FunctionRef<void()> task);
   void Read();
   void OnBytes(std::string_view bytes);
   void Advance();
@@ -111,6 +120,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void ClientGone(std::string_view why);
 
   std::shared_ptr<HttpServerCore> core_;
+  std::mutex owner_mutex_;
+  std::atomic<int> num_posted_{0};  // tasks of Post that have not run
   boost::asio::ip::tcp::socket socket_;
   boost::asio::steady_timer deadline_;
   boost::asio::steady_timer keepalive_timer_;

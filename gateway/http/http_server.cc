@@ -93,12 +93,12 @@ class ServerImpl : public HttpServer {
     core_->io.stop();
     for (std::thread& thread : threads_)
       thread.join();
-    // Single-threaded from here: let every aborted operation give its connection back.
+    // No HTTP thread is left: let every aborted operation give its connection back.
     error_code ignored;
     acceptor_.close(ignored);
     retry_timer_.cancel();
     for (const std::shared_ptr<HttpConnection>& connection : Connections())
-      connection->Close();
+      connection->TakeAndClose();
     core_->io.restart();
     core_->io.poll();
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 #include "common/limits.h"
@@ -17,9 +18,9 @@
 
 namespace twinspark::gateway {
 
-// One request and the way back to its client. Everything but Post may be called only on the
-// connection's executor: inside the handler, in tasks given to Post or After, and in OnGone's
-// callback. Those never run concurrently for one connection.
+// One request and the way back to its client. Everything but Post and TryRun may be called only on
+// the connection's executor: inside the handler, in tasks given to Post, TryRun or After, and in
+// OnGone's callback. Those never run concurrently for one connection.
 class HttpExchange {
  public:
   // Dropping an exchange that was not answered answers 500; dropping one in mid-stream closes the
@@ -31,6 +32,11 @@ class HttpExchange {
   // Thread-safe. Runs `task` on the connection's executor, in order; not at all once the server has
   // been stopped.
   virtual void Post(std::function<void()> task) = 0;
+  // Runs `task` as part of the connection's executor, but at once and on the calling thread, if the
+  // connection has nothing else to do; false: it does, and `task` is to be posted. Spares the
+  // wake-up of a thread. For tasks that take microseconds: the connection's own thread may wait for
+  // them. Thread-safe, but not to be called on the connection's executor.
+  virtual bool TryRun(absl::FunctionRef<void()> task) = 0;
   // Runs `task` after so many milliseconds unless the connection is gone by then.
   virtual void After(int64_t delay_ms, std::function<void()> task) = 0;
   // Called once if the client goes, or reads too slowly, before the answer is complete.

@@ -4,9 +4,6 @@
 #include "gateway/http/http_server.h"
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 
 #include <poll.h>
 
@@ -14,67 +11,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/check.h"
+#include "gateway/http/testing/held_server.h"
 #include "gateway/http/testing/raw_client.h"
 
 namespace twinspark::gateway {
 namespace {
 
 using ::testing::HasSubstr;
-
-// Waits until `condition` holds, at most 30 s.
-template <class F>
-bool Eventually(F condition) {
-  for (int i = 0; i < 30000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
-
-// Keeps exchanges so that the test can answer them from its own thread.
-class Holder {
- public:
-  HttpHandler Handler() {
-    return [this](std::shared_ptr<HttpExchange> exchange) {
-      exchange->OnGone([this] { ++num_gone; });
-      const std::lock_guard<std::mutex> lock(mutex_);
-      exchanges_.push_back(std::move(exchange));
-      changed_.notify_all();
-    };
-  }
-  std::shared_ptr<HttpExchange> Next() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(30), [&] { return !exchanges_.empty(); }));
-    std::shared_ptr<HttpExchange> exchange = exchanges_.front();
-    exchanges_.erase(exchanges_.begin());
-    return exchange;
-  }
-  void Clear() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    exchanges_.clear();
-  }
-  std::atomic<int> num_gone{0};
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::shared_ptr<HttpExchange>> exchanges_;
-};
-
-HttpServerOptions TestOptions() {
-  HttpServerOptions options;
-  options.address = "127.0.0.1";
-  options.error_body = [](int status, std::string_view) { return absl::StrCat("error ", status); };
-  return options;
-}
-
-std::unique_ptr<HttpServer> StartServer(HttpServerOptions options, HttpHandler handler) {
-  absl::StatusOr<std::unique_ptr<HttpServer>> server =
-      HttpServer::Start(std::move(options), std::move(handler));
-  CHECK(server.ok()) << server.status();
-  return *std::move(server);
-}
 
 void Echo(std::shared_ptr<HttpExchange> exchange) {
   HttpResponse response;

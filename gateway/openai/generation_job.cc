@@ -18,7 +18,9 @@ constexpr int64_t kHeadersAfterMs = 2000;
 // GenerateRequest::request_id has at most 128, of which four are for the index of a choice.
 constexpr size_t kMaxEngineIdBytes = 124;
 
-// Carries one choice's events from the engine's thread to the connection's executor.
+// Carries one choice's events from the engine's thread to the connection's executor. What is to be
+// done for a round is little, and done there and then where possible. What may be megabytes of JSON
+// (an echoed prompt, log-probabilities, a whole answer) is left to the connection's own threads.
 class ChoiceEvents : public GenerateEvents {
  public:
   ChoiceEvents(std::shared_ptr<HttpExchange> exchange,
@@ -35,6 +37,7 @@ class ChoiceEvents : public GenerateEvents {
     });
   }
   void OnTokens(std::span<const int32_t> ids, std::span<const TokenLogprobs> logprobs) override {
+    if (exchange_->TryRun([&] { job_->OnTokens(choice_, ids, logprobs); })) return;
     exchange_->Post([job = job_, choice = choice_,
                      ids = std::vector<int32_t>(ids.begin(), ids.end()),
                      logprobs = std::vector<TokenLogprobs>(logprobs.begin(), logprobs.end())] {
@@ -42,6 +45,7 @@ class ChoiceEvents : public GenerateEvents {
     });
   }
   void OnFinish(const FinishInfo& info) override {
+    if (exchange_->TryRun([&] { job_->OnFinish(choice_, info); })) return;
     exchange_->Post([job = job_, choice = choice_, info] { job->OnFinish(choice, info); });
   }
   void OnError(const absl::Status& status) override {
@@ -418,7 +422,7 @@ void GenerationJob::CompleteIfDone() {
   if (num_unfinished_ > 0 || is_over_) return;
   is_over_ = true;
   if (!is_stream()) {
-    RespondWhole();
+    exchange_->Post([job = shared_from_this()] { job->RespondWhole(); });
     return;
   }
   if (options_.common.include_usage) {

@@ -1,6 +1,6 @@
 // One request of the chat or completions API while it runs: submits its choices to the engine,
 // turns their tokens into text, and writes the response, whole or as a stream. Everything happens
-// on the connection's executor; the engine's thread only posts.
+// on the connection's executor, which for a round is mostly the engine's thread (TryRun).
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
                 const TextModel& text,
                 JobOptions options);
 
-  // From the engine, posted to the executor.
+  // From the engine, on the executor.
   void OnAdmitted();
   void OnPromptLogprobs(size_t choice, std::vector<TokenLogprobs> logprobs);
   void OnTokens(size_t choice,

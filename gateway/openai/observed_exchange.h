@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 
 #include "common/metrics.h"
 #include "gateway/http/http_server.h"
@@ -50,6 +51,7 @@ class ObservedExchange : public HttpExchange {
 
   HttpRequest& request() override { return inner_->request(); }
   void Post(std::function<void()> task) override { inner_->Post(std::move(task)); }
+  bool TryRun(absl::FunctionRef<void()> task) override { return inner_->TryRun(task); }
   void After(int64_t delay_ms, std::function<void()> task) override {
     inner_->After(delay_ms, std::move(task));
   }
