@@ -13,8 +13,10 @@
 // clang-format on
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/check.h"
 #include "hwy/highway.h"
@@ -77,6 +79,71 @@ HWY_INLINE VF RoundAs(DF d, VF v) {
   return v;
 }
 
+// Two vectors of a row that are loaded, computed and stored together, which halves what narrowing
+// costs. Either neighbours, or (kWords: bf16 only) the first and the second values of all pairs: on
+// a little-endian machine the lower and the upper half of a word, so neither way needs a shuffle.
+struct Two {
+  VF a, b;
+};
+template <class... T>
+inline constexpr bool kAllWords = HWY_TARGET != HWY_SCALAR&& std::endian::native ==
+                                      std::endian::little &&
+                                  (std::is_same_v<T, Bf16> && ...);
+
+template <bool kWords, class T>
+HWY_INLINE Two LoadTwo(DF d, const T* p) {
+  if constexpr (kWords) {
+    static_assert(std::is_same_v<T, Bf16>);
+    const hn::RebindToUnsigned<DF> du;
+    const auto words = hn::LoadU(du, reinterpret_cast<const uint32_t*>(p));
+    return {hn::BitCast(d, hn::ShiftLeft<16>(words)),
+            hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000u)))};
+  } else {
+    return {LoadF32(d, p), LoadF32(d, p + hn::Lanes(d))};
+  }
+}
+
+// Is there a NaN in one of them?
+HWY_INLINE bool AnyNaN([[maybe_unused]] DF d, Two v) {
+#if HWY_TARGET == HWY_AVX2
+  return _mm256_movemask_ps(_mm256_cmp_ps(v.a.raw, v.b.raw, _CMP_UNORD_Q)) != 0;
+#elif HWY_TARGET <= HWY_AVX3
+  return _mm512_cmp_ps_mask(v.a.raw, v.b.raw, _CMP_UNORD_Q) != 0;
+#else
+  return !(hn::AllFalse(d, hn::IsNaN(v.a)) && hn::AllFalse(d, hn::IsNaN(v.b)));
+#endif
+}
+
+template <bool kWords, class T>
+HWY_INLINE void StoreTwo(Two v, DF d, T* p) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const hn::RebindToUnsigned<DF> du;
+    const hn::Repartition<uint16_t, DF> d16;
+    const auto round = [&](VF x) HWY_ATTR {  // the upper half; as RoundToBf16 for all but NaN
+      const auto bits = hn::BitCast(du, x);
+      const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+      return hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);
+    };
+    auto a = round(v.a), b = round(v.b);
+    if (HWY_UNLIKELY(AnyNaN(d, v))) {
+      a = hn::BitCast(du, RoundToBf16(d, v.a));
+      b = hn::BitCast(du, RoundToBf16(d, v.b));
+    }
+    if constexpr (kWords) {
+      const auto low = hn::BitCast(d16, hn::ShiftRight<16>(a));
+      hn::StoreU(hn::OddEven(hn::BitCast(d16, b), low), d16, reinterpret_cast<uint16_t*>(p));
+    } else {
+      hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, b), hn::BitCast(d16, a)), d16,
+                 reinterpret_cast<uint16_t*>(p));
+    }
+    return;
+  }
+#endif
+  StoreF32(v.a, d, p);
+  StoreF32(v.b, d, p + hn::Lanes(d));
+}
+
 // Keeps a loaded vector in a register: short of registers, GCC would rather read it from memory
 // again for every use, and reading is what a multiply-add waits for.
 HWY_INLINE VF InRegister(VF v) {
@@ -122,6 +189,24 @@ HWY_INLINE void ForVectors(DF d, int64_t n, const Body& body) {
     body([&](const auto* p) HWY_ATTR { return LoadTail(d, p + i, n - i); },
          [&](VF v, auto* p) HWY_ATTR { StoreTail(v, d, p + i, n - i); });
   }
+}
+
+// out[i] = value(load) for a row of n values, load(p) as in ForVectors: for what has one result.
+// kWords: everything that is loaded and stored is bf16, and value() works lane by lane.
+template <bool kWords, class Out, class Value>
+HWY_INLINE void MapVectors(DF d, int64_t n, Out* out, const Value& value) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const VF a = value([&](const auto* p) HWY_ATTR { return LoadTwo<kWords>(d, p + i).a; });
+    const VF b = value([&](const auto* p) HWY_ATTR { return LoadTwo<kWords>(d, p + i).b; });
+    StoreTwo<kWords>({a, b}, d, out + i);
+  }
+  for (; i + lanes <= n; i += lanes)
+    StoreF32(value([&](const auto* p) HWY_ATTR { return LoadF32(d, p + i); }), d, out + i);
+  if (i == n) return;
+  StoreTail(value([&](const auto* p) HWY_ATTR { return LoadTail(d, p + i, n - i); }), d, out + i,
+            n - i);
 }
 
 // Sums of neighbouring lanes: those of lo, then those of hi. (With one lane there are no neighbours

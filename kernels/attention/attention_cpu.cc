@@ -336,8 +336,8 @@ void SumValues(const AttentionParams& p,
       Out* out = p.out.Row<Out>(range.row_begin + i / num_heads) +
                  (range.head_begin + i % num_heads) * p.head_dim + c;
       const VF denominator = hn::Set(d, denominators[i]);
-      ForVectors(d, cols, [&](const auto& load, const auto& store) HWY_ATTR {
-        store(hn::Div(load(from), denominator), out);
+      MapVectors<false>(d, cols, out, [&](const auto& load) HWY_ATTR {
+        return hn::Div(load(from), denominator);
       });
     }
   }

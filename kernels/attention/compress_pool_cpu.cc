@@ -18,7 +18,7 @@ constexpr int kMaxRatio = 8;
 template <class Out>
 void PoolGroup(const float* const* tokens, int ratio, int64_t n, Out* out) {
   const DF d;
-  ForVectors(d, n, [&](const auto& load, const auto& store) HWY_ATTR {
+  MapVectors<false>(d, n, out, [&](const auto& load) HWY_ATTR {
     VF score[kMaxRatio];
     VF largest = load(tokens[0] + n);
     for (int i = 0; i < ratio; ++i) {
@@ -34,7 +34,7 @@ void PoolGroup(const float* const* tokens, int ratio, int64_t n, Out* out) {
     for (int i = 0; i < ratio; ++i) {
       pooled = hn::MulAdd(hn::Div(score[i], sum), load(tokens[i]), pooled);
     }
-    store(pooled, out);
+    return pooled;
   });
 }
 

@@ -1,6 +1,7 @@
 // Engram rows and gate on the CPU.
 #include "kernels/engram/engram.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -19,34 +20,42 @@ namespace {
 
 constexpr int64_t kScaleGroup = 32;  // values that share a scale
 
-// One group. 2^8 is folded into the scale where that is exact; products of codes and powers of two
+// One group. kFolded: 2^8 is in the scale, where that is exact; products of codes and powers of two
 // are exact, or rounded once when subnormal, either way.
-template <class Out>
-HWY_INLINE void DequantizeGroup(const uint8_t* codes, uint8_t scale_byte, Out* out) {
-  constexpr uint8_t kLargestFolded = 127 + 100;
+template <bool kFolded, class Out>
+HWY_INLINE void DequantizeGroup(const uint8_t* codes, float scale, Out* out) {
   const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));  // divides 32
-  const bool folded = scale_byte <= kLargestFolded;
-  const float scale = E8M0ToF32(scale_byte);
-  const VF factor = hn::Set(d, folded ? scale * 256.0f : scale);
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));  // divides 32
+  const VF factor = hn::Set(d, kFolded ? scale * 256.0f : scale);
   const VF rebias = hn::Set(d, 256.0f);
   const VF not_a_number = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
-  for (int64_t i = 0; i < kScaleGroup; i += lanes) {
+  const auto decode = [&](int64_t i) HWY_ATTR {
     const VF small = DecodeE4M3(d, codes + i);  // 2^-8 times the value; code 127 comes as 480
     const auto is_nan = hn::Eq(hn::Abs(small), hn::Set(d, 480.0f / 256.0f));
     const VF value = hn::IfThenElse(is_nan, not_a_number, small);
-    StoreF32(hn::Mul(folded ? value : hn::Mul(value, rebias), factor), d, out + i);
-  }
+    return hn::Mul(kFolded ? value : hn::Mul(value, rebias), factor);
+  };
+  TWINSPARK_UNROLL
+  for (int64_t i = 0; i < kScaleGroup; i += 2 * kLanes)
+    StoreTwo<false>({decode(i), decode(i + kLanes)}, d, out + i);
 }
 
 void DequantizeRows(const EngramDequantizeParams& p, int64_t begin, int64_t end) {
+  constexpr uint8_t kLargestFolded = 127 + 100;
+  const int64_t num_groups = p.scales.cols;
   WithFloatType(p.out.dtype, [&](auto* type) {
     using Out = std::remove_pointer_t<decltype(type)>;
     for (int64_t t = begin; t < end; ++t) {
       const uint8_t* codes = p.codes.Row<uint8_t>(t);
       const uint8_t* scales = p.scales.Row<uint8_t>(t);
-      for (int64_t g = 0; g < p.scales.cols; ++g)
-        DequantizeGroup(codes + g * kScaleGroup, scales[g], p.out.Row<Out>(t) + g * kScaleGroup);
+      Out* out = p.out.Row<Out>(t);
+      for (int64_t g = 0; g < num_groups; ++g, codes += kScaleGroup, out += kScaleGroup) {
+        if (scales[g] <= kLargestFolded) {
+          DequantizeGroup<true>(codes, E8M0ToF32(scales[g]), out);
+        } else {
+          DequantizeGroup<false>(codes, E8M0ToF32(scales[g]), out);
+        }
+      }
     }
   });
 }
@@ -89,8 +98,19 @@ HWY_INLINE GateSums SumStream(const S* s, const float* w, const K* key, int64_t 
   return {join(ss0, ss1, ss2, ss3), join(kk0, kk1, kk2, kk3), ReduceLanes(d, skw)};
 }
 
+// The gate of a stream from its sums.
+HWY_INLINE float GateOf(const GateSums& sums, int64_t d_model, float eps, float root) {
+  const float n = InverseRoot(sums.ss, d_model, eps) * InverseRoot(sums.kk, d_model, eps);
+  const float z = sums.skw * n * root;
+  const float signed_root = std::copysign(std::sqrt(std::max(std::abs(z), 1e-6f)), z);
+  return 1.0f / (1.0f + std::exp(-signed_root));
+}
+
+// All sums first, then all gates, then all updates: roots, exponential and divisions of a gate wait
+// for each other, so the work of other streams has to stand beside them.
 template <class S, class K>
-void GateRow(const EngramGateParams& p, int64_t t) {
+void GateRow(const EngramGateParams& p, int64_t t, float root) {
+  constexpr int64_t kStreamsAtOnce = 8;
   const DF d;
   const int64_t d_model = p.weight.cols;
   const int64_t num_streams = p.weight.rows;
@@ -98,31 +118,36 @@ void GateRow(const EngramGateParams& p, int64_t t) {
   const S* streams = p.streams.Row<S>(t);
   const K* kv = p.kv.Row<K>(t);
   const K* value = kv + num_streams * d_model;
-  const float root = 1.0f / std::sqrt(static_cast<float>(d_model));
-  for (int64_t c = 0; c < num_streams; ++c) {
-    const S* s = streams + c * d_model;
-    const K* key = kv + c * d_model;
-    S* out = p.out.Row<S>(t) + c * d_model;
-    const GateSums sums = SumStream(s, p.weight.Row<float>(c), key, d_model);
-    const float n = InverseRoot(sums.ss, d_model, p.eps) * InverseRoot(sums.kk, d_model, p.eps);
-    const float z = sums.skw * n * root;
-    const float signed_root = std::copysign(std::sqrt(std::max(std::abs(z), 1e-6f)), z);
-    const float g = image ? 0.0f : 1.0f / (1.0f + std::exp(-signed_root));
-    if (p.gate.data != nullptr) p.gate.Row<float>(t)[c] = g;
-    const VF gate = hn::Set(d, g);
-    ForVectors(d, d_model, [&](const auto& load, const auto& store) HWY_ATTR {
-      store(hn::MulAdd(gate, load(value), load(s)), out);
-    });
+  S* out = p.out.Row<S>(t);
+  for (int64_t first = 0; first < num_streams; first += kStreamsAtOnce) {
+    const int64_t count = std::min(kStreamsAtOnce, num_streams - first);
+    GateSums sums[kStreamsAtOnce];
+    float gates[kStreamsAtOnce];
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t at = (first + c) * d_model;
+      sums[c] = SumStream(streams + at, p.weight.Row<float>(first + c), kv + at, d_model);
+    }
+    for (int64_t c = 0; c < count; ++c)
+      gates[c] = image ? 0.0f : GateOf(sums[c], d_model, p.eps, root);
+    for (int64_t c = 0; c < count; ++c) {
+      if (p.gate.data != nullptr) p.gate.Row<float>(t)[first + c] = gates[c];
+      const VF gate = hn::Set(d, gates[c]);
+      const S* s = streams + (first + c) * d_model;
+      MapVectors<kAllWords<S, K>>(d, d_model, out + (first + c) * d_model,
+                                  [&](const auto& load)
+                                      HWY_ATTR { return hn::MulAdd(gate, load(value), load(s)); });
+    }
   }
 }
 
 void GateRows(const EngramGateParams& p, int64_t begin, int64_t end) {
+  const float root = 1.0f / std::sqrt(static_cast<float>(p.weight.cols));
   WithFloatType(p.streams.dtype, [&](auto* s_type) {
     WithFloatType(p.kv.dtype, [&](auto* kv_type) {
       using S = std::remove_pointer_t<decltype(s_type)>;
       using K = std::remove_pointer_t<decltype(kv_type)>;
       for (int64_t t = begin; t < end; ++t)
-        GateRow<S, K>(p, t);
+        GateRow<S, K>(p, t, root);
     });
   });
 }

@@ -3,14 +3,16 @@
 // division by a sum is a multiplication by its reciprocal.
 #include "kernels/hyper_connection/hyper_connection.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/hyper_connection/hyper_connection_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/dot-inl.h"
-#include "kernels/exp-inl.h"
+#include "kernels/hyper_connection/finish_mixes-inl.h"
 #include "kernels/parallel_rows.h"
 #include "kernels/row_norm-inl.h"
 
@@ -19,32 +21,60 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <class T>
+// Calls fn(std::integral_constant<int, n>) with the number of streams that is worth code of its
+// own, so that what it keeps per stream stays in registers; with 0 for any other.
+template <class Fn>
+void WithStreams(int num_streams, const Fn& fn) {
+  if (num_streams == 4) return fn(std::integral_constant<int, 4>());
+  fn(std::integral_constant<int, 0>());
+}
+
+template <int kStreams, class T>
 void CollapseRow(const T* streams, const float* pre, int64_t d_model, int num_streams, T* out) {
   const DF d;
-  ForVectors(d, d_model, [&](const auto& load, const auto& store) HWY_ATTR {
-    VF sum = hn::Mul(hn::Set(d, pre[0]), load(streams));
-    for (int c = 1; c < num_streams; ++c) {
-      sum = hn::MulAdd(hn::Set(d, pre[c]), load(streams + c * d_model), sum);
-    }
-    store(sum, out);
+  const int n = kStreams == 0 ? num_streams : kStreams;
+  VF factor[kStreams == 0 ? kMaxStreams : kStreams];
+  factor[0] = hn::Set(d, pre[0]);
+  TWINSPARK_UNROLL
+  for (int c = 1; c < n; ++c)
+    factor[c] = hn::Set(d, pre[c]);
+  MapVectors<kAllWords<T>>(d, d_model, out, [&](const auto& load) HWY_ATTR {
+    VF sum = hn::Mul(factor[0], load(streams));
+    TWINSPARK_UNROLL
+    for (int c = 1; c < n; ++c)
+      sum = hn::MulAdd(factor[c], load(streams + c * d_model), sum);
+    return sum;
   });
 }
 
+// Two rows at a time where they fit: the sums of one hide the division and root of the other.
 void CollapseNormRows(const CollapseNormParams& p, char* scratch, int64_t begin, int64_t end) {
+  constexpr int64_t kMostRows = 2;
   const float* weight = p.weight.Row<float>(0);
   const int num_streams = static_cast<int>(p.pre.cols);
   const int64_t d_model = p.out.cols;
   WithFloatType(p.streams.dtype, [&](auto* in_type) {
     WithFloatType(p.out.dtype, [&](auto* out_type) {
-      using In = std::remove_pointer_t<decltype(in_type)>;
-      using Out = std::remove_pointer_t<decltype(out_type)>;
-      for (int64_t t = begin; t < end; ++t) {
-        In* collapsed =
-            p.collapsed.data != nullptr ? p.collapsed.Row<In>(t) : reinterpret_cast<In*>(scratch);
-        CollapseRow(p.streams.Row<In>(t), p.pre.Row<float>(t), d_model, num_streams, collapsed);
-        NormRow(collapsed, weight, d_model, p.eps, p.out.Row<Out>(t));
-      }
+      WithStreams(num_streams, [&](auto streams) {
+        using In = std::remove_pointer_t<decltype(in_type)>;
+        using Out = std::remove_pointer_t<decltype(out_type)>;
+        const bool wanted = p.collapsed.data != nullptr;
+        const int64_t rows = wanted ? kMostRows : static_cast<int64_t>(sizeof(float) / sizeof(In));
+        for (int64_t t = begin; t < end; t += rows) {
+          const int64_t count = std::min(rows, end - t);
+          In* collapsed[kMostRows];
+          float inverse_rms[kMostRows];
+          for (int64_t r = 0; r < count; ++r) {
+            collapsed[r] =
+                wanted ? p.collapsed.Row<In>(t + r) : reinterpret_cast<In*>(scratch) + r * d_model;
+            CollapseRow<decltype(streams)::value>(p.streams.Row<In>(t + r), p.pre.Row<float>(t + r),
+                                                  d_model, num_streams, collapsed[r]);
+            inverse_rms[r] = InverseRms(collapsed[r], d_model, p.eps);
+          }
+          for (int64_t r = 0; r < count; ++r)
+            ScaleRow(collapsed[r], weight, d_model, inverse_rms[r], p.out.Row<Out>(t + r));
+        }
+      });
     });
   });
 }
@@ -67,92 +97,6 @@ void MixDots(const HcMixParams& p, int64_t begin, int64_t end, float* dots) {
   });
 }
 
-// Finishes the mixes of up to MaxLanes(D) rows at once, one row per lane (every step is lane-wise,
-// so a row's bits do not depend on its lane or on the number of lanes). m: [num_mixes][lanes].
-template <class D>
-HWY_INLINE void FinishMixes(D d, const HcMixParams& p, float* HWY_RESTRICT m) {
-  using V = hn::Vec<D>;
-  const int n = static_cast<int>(p.pre.cols);
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const float* base = p.base.Row<float>(0);
-  const float* scale = p.scale.Row<float>(0);
-  const V one = hn::Set(d, 1.0f), eps = hn::Set(d, p.hc_eps);
-  const auto term = [&](int i, int which) HWY_ATTR {
-    const V scaled = hn::Mul(hn::Load(d, m + i * lanes), hn::Set(d, scale[which]));
-    return hn::Add(scaled, hn::Set(d, base[i]));
-  };
-  const auto sigmoid = [&](V x)
-                           HWY_ATTR { return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(x)))); };
-  for (int i = 0; i < n; ++i)
-    hn::Store(hn::Add(sigmoid(term(i, 0)), eps), d, m + i * lanes);
-  for (int i = n; i < 2 * n; ++i) {
-    const V half = sigmoid(term(i, 1));
-    hn::Store(hn::Add(half, half), d, m + i * lanes);
-  }
-  // Row softmax.
-  for (int i = 0; i < n; ++i) {
-    const int first = 2 * n + i * n;
-    V largest = term(first, 2);
-    for (int j = 1; j < n; ++j)
-      largest = hn::Max(largest, term(first + j, 2));
-    V sum = hn::Zero(d);
-    for (int j = 0; j < n; ++j) {
-      const V e = hn::Exp(d, hn::Sub(term(first + j, 2), largest));
-      sum = hn::Add(sum, e);
-      hn::Store(e, d, m + (first + j) * lanes);
-    }
-    const V inverse = hn::Div(one, sum);
-    for (int j = 0; j < n; ++j) {
-      float* k = m + (first + j) * lanes;
-      hn::Store(hn::MulAdd(hn::Load(d, k), inverse, eps), d, k);
-    }
-  }
-  // Sinkhorn: columns, then (iters - 1) times rows and columns.
-  float* matrix = m + 2 * n * lanes;
-  const auto divide = [&](int stride, int step) HWY_ATTR {
-    for (int i = 0; i < n; ++i) {
-      float* line = matrix + i * stride * lanes;
-      V sum = hn::Load(d, line);
-      for (int j = 1; j < n; ++j)
-        sum = hn::Add(sum, hn::Load(d, line + j * step * lanes));
-      const V inverse = hn::Div(one, hn::Add(sum, eps));
-      for (int j = 0; j < n; ++j) {
-        float* at = line + j * step * lanes;
-        hn::Store(hn::Mul(hn::Load(d, at), inverse), d, at);
-      }
-    }
-  };
-  divide(1, n);
-  for (int round = 1; round < p.sinkhorn_iters; ++round) {
-    divide(n, 1);
-    divide(1, n);
-  }
-}
-
-// Rows [begin, end), at most MaxLanes(D), whose dot products are dots[row][num_mixes].
-template <class D>
-void FinishRows(D d, const HcMixParams& p, const float* dots, int64_t begin, int64_t end) {
-  constexpr int kMaxMixes = 2 * kMaxStreams + kMaxStreams * kMaxStreams;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t num_mixes = p.fn.rows, n = p.pre.cols;
-  HWY_ALIGN float m[static_cast<size_t>(kMaxMixes) * hn::MaxLanes(D())];
-  for (int64_t i = 0; i < num_mixes; ++i) {
-    for (int64_t r = 0; r < lanes; ++r) {
-      m[i * lanes + r] = begin + r < end ? dots[r * num_mixes + i] : 0.0f;
-    }
-  }
-  FinishMixes(d, p, m);
-  for (int64_t t = begin; t < end; ++t) {
-    const float* lane = m + (t - begin);
-    for (int64_t i = 0; i < n; ++i)
-      p.pre.Row<float>(t)[i] = lane[i * lanes];
-    for (int64_t i = 0; i < n; ++i)
-      p.post.Row<float>(t)[i] = lane[(n + i) * lanes];
-    for (int64_t i = 0; i < n * n; ++i)
-      p.comb.Row<float>(t)[i] = lane[(2 * n + i) * lanes];
-  }
-}
-
 void HcMixRows(const HcMixParams& p, int64_t begin, int64_t end) {
   float dots[kRowsAtOnce * (2 * kMaxStreams + kMaxStreams * kMaxStreams)];
   const hn::CappedTag<float, 4> few;
@@ -160,6 +104,12 @@ void HcMixRows(const HcMixParams& p, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; t += kRowsAtOnce) {
     const int64_t stop = std::min(end, t + kRowsAtOnce);
     MixDots(p, t, stop, dots);
+#if HWY_TARGET != HWY_SCALAR
+    if (p.pre.cols == kFewStreams && stop - t <= kFewRows) {
+      FinishFewRows(p, dots, t, stop);
+      continue;
+    }
+#endif
     const bool is_few = stop - t <= 4;
     const int64_t step = static_cast<int64_t>(is_few ? hn::Lanes(few) : hn::Lanes(many));
     for (int64_t r = t; r < stop; r += step) {
@@ -173,26 +123,49 @@ void HcMixRows(const HcMixParams& p, int64_t begin, int64_t end) {
   }
 }
 
-template <class Y, class S, class Out>
+// Streams are in registers while all four outputs of a place are computed, so out may be streams.
+template <int kStreams, class Y, class S>
 void PostRow(const Y* y,
              const S* streams,
              const float* post,
              const float* comb,
              int64_t d_model,
              int num_streams,
-             Out* out) {
+             S* out) {
   const DF d;
-  ForVectors(d, d_model, [&](const auto& load, const auto& store) HWY_ATTR {
-    VF in[kMaxStreams];
-    for (int i = 0; i < num_streams; ++i)
-      in[i] = load(streams + i * d_model);
-    const VF yv = load(y);
-    for (int j = 0; j < num_streams; ++j) {
-      VF sum = hn::Mul(hn::Set(d, post[j]), yv);
-      for (int i = 0; i < num_streams; ++i) {
-        sum = hn::MulAdd(hn::Set(d, comb[i * num_streams + j]), in[i], sum);
+  constexpr bool kWords = kAllWords<Y, S>;
+  constexpr int kMost = kStreams == 0 ? kMaxStreams : kStreams;
+  const int n = kStreams == 0 ? num_streams : kStreams;
+  const int64_t step = 2 * static_cast<int64_t>(hn::Lanes(d));
+  int64_t begin = 0;
+  for (; begin + step <= d_model; begin += step) {
+    Two in[kMost];
+    TWINSPARK_UNROLL
+    for (int i = 0; i < n; ++i)
+      in[i] = LoadTwo<kWords>(d, streams + i * d_model + begin);
+    const Two yv = LoadTwo<kWords>(d, y + begin);
+    TWINSPARK_UNROLL
+    for (int j = 0; j < n; ++j) {
+      const VF of_y = hn::Set(d, post[j]);
+      Two sum = {hn::Mul(of_y, yv.a), hn::Mul(of_y, yv.b)};
+      TWINSPARK_UNROLL
+      for (int i = 0; i < n; ++i) {
+        const VF factor = InRegister(hn::Set(d, comb[i * n + j]));
+        sum = {hn::MulAdd(factor, in[i].a, sum.a), hn::MulAdd(factor, in[i].b, sum.b)};
       }
-      store(sum, out + j * d_model);
+      StoreTwo<kWords>(sum, d, out + j * d_model + begin);
+    }
+  }
+  ForVectors(d, d_model - begin, [&](const auto& load, const auto& store) HWY_ATTR {
+    VF in[kMost];
+    for (int i = 0; i < n; ++i)
+      in[i] = load(streams + i * d_model + begin);
+    const VF yv = load(y + begin);
+    for (int j = 0; j < n; ++j) {
+      VF sum = hn::Mul(hn::Set(d, post[j]), yv);
+      for (int i = 0; i < n; ++i)
+        sum = hn::MulAdd(hn::Set(d, comb[i * n + j]), in[i], sum);
+      store(sum, out + j * d_model + begin);
     }
   });
 }
@@ -203,10 +176,13 @@ void HcPostRows(const HcPostParams& p, int64_t begin, int64_t end) {
     WithFloatType(p.streams.dtype, [&](auto* s_type) {
       using Y = std::remove_pointer_t<decltype(y_type)>;
       using S = std::remove_pointer_t<decltype(s_type)>;
-      for (int64_t t = begin; t < end; ++t) {
-        PostRow(p.y.Row<Y>(t), p.streams.Row<S>(t), p.post.Row<float>(t), p.comb.Row<float>(t),
-                p.y.cols, num_streams, p.out.Row<S>(t));
-      }
+      WithStreams(num_streams, [&](auto streams) {
+        for (int64_t t = begin; t < end; ++t) {
+          PostRow<decltype(streams)::value>(p.y.Row<Y>(t), p.streams.Row<S>(t),
+                                            p.post.Row<float>(t), p.comb.Row<float>(t), p.y.cols,
+                                            num_streams, p.out.Row<S>(t));
+        }
+      });
     });
   });
 }
@@ -222,11 +198,11 @@ void StreamMeanRows(const StreamMeanParams& p, int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const In* in = p.streams.Row<In>(t);
         Out* out = p.out.Row<Out>(t);
-        ForVectors(d, d_model, [&](const auto& load, const auto& store) HWY_ATTR {
+        MapVectors<kAllWords<In, Out>>(d, d_model, out, [&](const auto& load) HWY_ATTR {
           VF sum = load(in);
           for (int c = 1; c < p.num_streams; ++c)
             sum = hn::Add(sum, load(in + c * d_model));
-          store(hn::Mul(sum, inverse), out);
+          return hn::Mul(sum, inverse);
         });
       }
     });

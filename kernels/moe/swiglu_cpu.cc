@@ -24,11 +24,11 @@ void SwiGluRows(const SwiGluParams& p, int64_t begin, int64_t end) {
         const In* gate = p.gate.Row<In>(t);
         const In* up = p.up.Row<In>(t);
         Out* out = p.out.Row<Out>(t);
-        ForVectors(d, p.out.cols, [&](const auto& load, const auto& store) HWY_ATTR {
+        MapVectors<kAllWords<In, Out>>(d, p.out.cols, out, [&](const auto& load) HWY_ATTR {
           const VF g = hn::Min(load(gate), limit);
           const VF u = hn::Max(hn::Min(load(up), limit), hn::Neg(limit));
           const VF silu = hn::Div(g, hn::Add(one, ExpF32(d, hn::Neg(g))));
-          store(hn::Mul(silu, u), out);
+          return hn::Mul(silu, u);
         });
       }
     });

@@ -13,25 +13,29 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <class A, class B, class Out>
-void AddRow(const A* a, const B* b, int64_t n, Out* out) {
-  const DF d;
-  ForVectors(d, n, [&](const auto& load, const auto& store) HWY_ATTR {
-    store(b == nullptr ? load(a) : hn::Add(load(a), load(b)), out);
-  });
-}
-
 void AddRows(const AddParams& p, int64_t begin, int64_t end) {
-  const bool has_b = p.b.data != nullptr;
+  const DF d;
+  const int64_t n = p.a.cols;
   WithFloatType(p.a.dtype, [&](auto* a_type) {
-    WithFloatType(has_b ? p.b.dtype : DType::kF32, [&](auto* b_type) {
-      WithFloatType(p.out.dtype, [&](auto* out_type) {
-        using A = std::remove_pointer_t<decltype(a_type)>;
-        using B = std::remove_pointer_t<decltype(b_type)>;
-        using Out = std::remove_pointer_t<decltype(out_type)>;
+    WithFloatType(p.out.dtype, [&](auto* out_type) {
+      using A = std::remove_pointer_t<decltype(a_type)>;
+      using Out = std::remove_pointer_t<decltype(out_type)>;
+      if (p.b.data == nullptr) {
         for (int64_t t = begin; t < end; ++t) {
-          const B* b = has_b ? p.b.Row<B>(t) : nullptr;
-          AddRow(p.a.Row<A>(t), b, p.a.cols, p.out.Row<Out>(t));
+          const A* a = p.a.Row<A>(t);
+          MapVectors<kAllWords<A, Out>>(d, n, p.out.Row<Out>(t),
+                                        [&](const auto& load) HWY_ATTR { return load(a); });
+        }
+        return;
+      }
+      WithFloatType(p.b.dtype, [&](auto* b_type) {
+        using B = std::remove_pointer_t<decltype(b_type)>;
+        for (int64_t t = begin; t < end; ++t) {
+          const A* a = p.a.Row<A>(t);
+          const B* b = p.b.Row<B>(t);
+          MapVectors<kAllWords<A, B, Out>>(d, n, p.out.Row<Out>(t), [&](const auto& load) HWY_ATTR {
+            return hn::Add(load(a), load(b));
+          });
         }
       });
     });

@@ -2,6 +2,7 @@
 // one for the products.
 #include "kernels/norm/rms_norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
@@ -16,14 +17,24 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
+// The sums of the next rows are on their way while division and root of a row, which take longer
+// than its sums, wait for each other.
+constexpr int64_t kRowsAtOnce = 4;
+
 void RmsNormRows(const RmsNormParams& p, int64_t begin, int64_t end) {
   const float* weight = p.weight.Row<float>(0);
+  const int64_t n = p.x.cols;
   WithFloatType(p.x.dtype, [&](auto* in_type) {
     WithFloatType(p.out.dtype, [&](auto* out_type) {
       using In = std::remove_pointer_t<decltype(in_type)>;
       using Out = std::remove_pointer_t<decltype(out_type)>;
-      for (int64_t t = begin; t < end; ++t) {
-        NormRow(p.x.Row<In>(t), weight, p.x.cols, p.eps, p.out.Row<Out>(t));
+      for (int64_t t = begin; t < end; t += kRowsAtOnce) {
+        const int64_t count = std::min(kRowsAtOnce, end - t);
+        float inverse_rms[kRowsAtOnce];
+        for (int64_t r = 0; r < count; ++r)
+          inverse_rms[r] = InverseRms(p.x.Row<In>(t + r), n, p.eps);
+        for (int64_t r = 0; r < count; ++r)
+          ScaleRow(p.x.Row<In>(t + r), weight, n, inverse_rms[r], p.out.Row<Out>(t + r));
       }
     });
   });

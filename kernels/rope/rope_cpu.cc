@@ -6,6 +6,15 @@
 #include <cstring>
 #include <numbers>
 
+#ifndef TWINSPARK_KERNELS_ROPE_LIMITS_
+#define TWINSPARK_KERNELS_ROPE_LIMITS_
+namespace twinspark {
+namespace {
+constexpr int64_t kMostPairs = 512;  // of a head
+}
+}  // namespace twinspark
+#endif  // TWINSPARK_KERNELS_ROPE_LIMITS_
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rope/rope_cpu.cc"
 #include "hwy/foreach_target.h"
@@ -18,31 +27,14 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
-// (u, v) -> (u cos - v sin, u sin + v cos) for interleaved pairs; sign -1 inverts. The products are
-// rounded before the sum, on every target and in the tail alike.
+// (u, v) -> (u cos - v sin, u sin + v cos) for interleaved pairs, from pair i on; `sines` have
+// their sign. The products are rounded before the sum, on every target and in the tail alike.
 template <class In, class Out>
-void RotateHead(
-    const In* in, const float* cosines, const float* sines, int64_t pairs, float sign, Out* out) {
-  int64_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
-  const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const VF flip = hn::Set(d, sign);
-  for (; i + lanes <= pairs; i += lanes) {
-    const VF a = LoadF32(d, in + 2 * i), b = LoadF32(d, in + 2 * i + lanes);
-    const VF u = hn::ConcatEven(d, b, a), v = hn::ConcatOdd(d, b, a);
-    const VF c = hn::LoadU(d, cosines + i), s = hn::Mul(flip, hn::LoadU(d, sines + i));
-    const VF x = hn::Sub(hn::Mul(u, c), hn::Mul(v, s));
-    const VF y = hn::Add(hn::Mul(u, s), hn::Mul(v, c));
-    HWY_ALIGN float pair[2 * hn::MaxLanes(DF())];
-    hn::StoreInterleaved2(x, y, d, pair);
-    StoreF32(hn::Load(d, pair), d, out + 2 * i);
-    StoreF32(hn::Load(d, pair + lanes), d, out + 2 * i + lanes);
-  }
-#endif
+void RotatePairs(
+    const In* in, const float* cosines, const float* sines, int64_t i, int64_t pairs, Out* out) {
   for (; i < pairs; ++i) {
     const float u = ToF32(in[2 * i]), v = ToF32(in[2 * i + 1]);
-    const float c = cosines[i], s = sign * sines[i];
+    const float c = cosines[i], s = sines[i];
     const float x = u * c - v * s;
     const float y = u * s + v * c;
     if constexpr (std::is_same_v<Out, Bf16>) {
@@ -55,42 +47,42 @@ void RotateHead(
   }
 }
 
-#if HWY_TARGET != HWY_SCALAR && HWY_IS_LITTLE_ENDIAN
-// The same for pairs of bf16 where they lie: the first of a pair is the lower half of a word, the
-// second the upper, so neither way needs a shuffle.
-void RotateHead(const Bf16* in,
-                const float* cosines,
-                const float* sines,
-                int64_t pairs,
-                float sign,
-                Bf16* out) {
-  const DF d;
-  const hn::RebindToUnsigned<DF> du;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const VF flip = hn::Set(d, sign);
-  const auto upper = hn::Set(du, 0xffff0000u);
+template <class In, class Out>
+HWY_INLINE void RotateHead(
+    const In* in, const float* cosines, const float* sines, int64_t pairs, Out* out) {
   int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const DF d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr bool kWords = kAllWords<In, Out>;  // the two values of a pair are the two of a word
   for (; i + lanes <= pairs; i += lanes) {
-    const auto words = hn::LoadU(du, reinterpret_cast<const uint32_t*>(in + 2 * i));
-    const VF u = hn::BitCast(d, hn::ShiftLeft<16>(words));
-    const VF v = hn::BitCast(d, hn::And(words, upper));
-    const VF c = hn::LoadU(d, cosines + i), s = hn::Mul(flip, hn::LoadU(d, sines + i));
-    const VF x = RoundToBf16(d, hn::Sub(hn::Mul(u, c), hn::Mul(v, s)));
-    const VF y = RoundToBf16(d, hn::Add(hn::Mul(u, s), hn::Mul(v, c)));
-    const auto both = hn::Or(hn::ShiftRight<16>(hn::BitCast(du, x)), hn::BitCast(du, y));
-    hn::StoreU(both, du, reinterpret_cast<uint32_t*>(out + 2 * i));
+    const Two in_two = LoadTwo<kWords>(d, in + 2 * i);
+    VF u = in_two.a, v = in_two.b;
+    if constexpr (!kWords) {
+      u = hn::ConcatEven(d, in_two.b, in_two.a);
+      v = hn::ConcatOdd(d, in_two.b, in_two.a);
+    }
+    const VF c = hn::LoadU(d, cosines + i), s = hn::LoadU(d, sines + i);
+    const VF x = hn::Sub(hn::Mul(u, c), hn::Mul(v, s));
+    const VF y = hn::Add(hn::Mul(u, s), hn::Mul(v, c));
+    if constexpr (kWords) {
+      StoreTwo<true>({x, y}, d, out + 2 * i);
+    } else {
+      HWY_ALIGN float pair[2 * hn::MaxLanes(DF())];
+      hn::StoreInterleaved2(x, y, d, pair);
+      StoreTwo<false>({hn::Load(d, pair), hn::Load(d, pair + lanes)}, d, out + 2 * i);
+    }
   }
-  RotateHead<Bf16, Bf16>(in + 2 * i, cosines + i, sines + i, pairs - i, sign, out + 2 * i);
-}
 #endif
+  if (i < pairs) RotatePairs(in, cosines, sines, i, pairs, out);
+}
 
 template <class In, class Out>
-void CopyValues(const In* in, int64_t n, Out* out) {
+HWY_INLINE void CopyValues(const In* in, int64_t n, Out* out) {
   if constexpr (std::is_same_v<In, Out>) {
     if (in != out) std::memmove(out, in, static_cast<size_t>(n) * sizeof(Out));
   } else {
-    const DF d;
-    ForVectors(d, n, [&](const auto& load, const auto& store) HWY_ATTR { store(load(in), out); });
+    MapVectors<false>(DF(), n, out, [&](const auto& load) HWY_ATTR { return load(in); });
   }
 }
 
@@ -98,18 +90,25 @@ void RopeRows(const RopeParams& p, int64_t begin, int64_t end) {
   const int64_t plain = p.head_dim - p.rope_dim;
   const int64_t pairs = p.rope_dim / 2;
   const int64_t num_heads = p.x.cols / p.head_dim;
-  const float sign = p.inverse ? -1.0f : 1.0f;
+  const bool inverse = p.inverse;
+  HWY_ALIGN float negated[kMostPairs];  // sines of the inverse, once for all heads of a row
   WithFloatType(p.x.dtype, [&](auto* in_type) {
     WithFloatType(p.out.dtype, [&](auto* out_type) {
       using In = std::remove_pointer_t<decltype(in_type)>;
       using Out = std::remove_pointer_t<decltype(out_type)>;
       for (int64_t t = begin; t < end; ++t) {
-        const float* table = p.table.Row<float>(t);
-        for (int64_t h = 0; h < num_heads; ++h) {
-          const In* in = p.x.Row<In>(t) + h * p.head_dim;
-          Out* out = p.out.Row<Out>(t) + h * p.head_dim;
+        const float* cosines = p.table.Row<float>(t);
+        const float* sines = cosines + pairs;
+        if (inverse) {
+          for (int64_t i = 0; i < pairs; ++i)
+            negated[i] = -sines[i];
+          sines = negated;
+        }
+        const In* in = p.x.Row<In>(t);
+        Out* out = p.out.Row<Out>(t);
+        for (int64_t h = 0; h < num_heads; ++h, in += p.head_dim, out += p.head_dim) {
           CopyValues(in, plain, out);
-          RotateHead(in + plain, table, table + pairs, pairs, sign, out + plain);
+          RotateHead(in + plain, cosines, sines, pairs, out + plain);
         }
       }
     });
@@ -175,6 +174,7 @@ void RopeTableCpu(const RopeTableParams& params, const Launch& launch) {
 void RopeCpu(const RopeParams& params, const Launch& launch) {
   CHECK(params.head_dim > 0 && params.rope_dim <= params.head_dim) << params.rope_dim;
   CHECK_EQ(params.rope_dim % 2, 0);
+  CHECK_LE(params.rope_dim, 2 * kMostPairs);
   CHECK_EQ(params.x.cols % params.head_dim, 0);
   CHECK_EQ(params.x.cols, params.out.cols);
   CHECK_EQ(params.x.rows, params.out.rows);
