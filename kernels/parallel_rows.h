@@ -33,9 +33,11 @@ inline int NumThreads(const Launch& launch) {
   return launch.pool == nullptr ? 1 : launch.pool->num_threads();
 }
 
-// Calls fn with a null pointer of the element type: fn(static_cast<Bf16*>(nullptr)).
+// Calls fn with a null pointer of the element type: fn(static_cast<Bf16*>(nullptr)). Inlined
+// always, as what fn refers to would otherwise be written to memory and read back in other pieces,
+// which takes longer than a short row.
 template <class Fn>
-void WithFloatType(DType dtype, const Fn& fn) {
+[[gnu::always_inline]] inline void WithFloatType(DType dtype, const Fn& fn) {
   switch (dtype) {
     case DType::kF32:
       return fn(static_cast<float*>(nullptr));

@@ -36,7 +36,7 @@ MUTANTS = [
      [("shard_worker/model/weight_loader.cc", "return world == 1 && CheckTensorParallel(config, 2).ok() ? 2 : 1;", "return world + CheckTensorParallel(config, 2).ok() < 0 ? 2 : 1;")],
      {"TwoRanksAreOne"}),
     ("tie_by_higher_index", "equal index scores are resolved by the higher index", "kernels_indexer_test",
-     [("kernels/indexer/index_select_cpu.cc", "(key == dividing && allowed-- <= 0)", "(key == dividing && allowed > 0 && kept-- > set.capacity)")],
+     [("kernels/top_set-inl.h", "(key == dividing && allowed-- <= 0)", "(key == dividing && allowed > 0 && kept-- > set.capacity)")],
      {"EveryModeAgreesWithAFullSort"}),
     ("ring_of_the_window", "the window ring has no room for rows that may be rejected", INVARIANCE,
      [("shard_worker/model/kv_cache.cc", "ring_slots_ = c.sliding_window + limits::kWindowSlack;", "ring_slots_ = c.sliding_window;")],
