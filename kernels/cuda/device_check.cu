@@ -1,6 +1,7 @@
 // Checks the CUDA kernels on a GPU, with nothing but the CUDA compiler at hand.
 //
 //   device_check [--vectors=DIR] [--quick] [--seed=N] [--from=I] [--linear=N]
+//   device_check --ring=lane-zero|stores|every-lane|too-early
 //
 // 1 codebooks: the naive table against the specification's checksum, all 65,536 states.
 // 2 golden vectors: decode and rotated input (every form) bit for bit, output within 1e-3 of its
@@ -11,12 +12,14 @@
 // 5 experts: the same, uniform, skewed and all rows on the same experts.
 // Exit code 0 only if everything holds. Also run under compute-sanitizer with --quick; --from
 // leaves out the first I linear cases (the first two have hundreds of blocks), --linear runs N of
-// them and nothing after them.
+// them and nothing after them. --ring runs nothing but one form of the ring of the product kernels
+// (ring_check_cuda.cuh).
 #include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "kernels/cuda/gpu_test_util_cuda.cuh"
+#include "kernels/cuda/ring_check_cuda.cuh"
 #include "kernels/exl3/exl3_linear_cuda.h"
 #include "kernels/exl3/exl3_rotate_cuda.cuh"
 #include "kernels/moe/moe_cuda.h"
@@ -754,7 +757,20 @@ void CheckRefusals(const CudaDevice& device) {
   GPU_CHECK(cudaDeviceSynchronize());
 }
 
+// One form of the ring, so that racecheck's verdict is about that form.
+int CheckRing(const std::string& form) {
+  constexpr int kBlocks = 4, kSteps = 12;
+  const int wrong = form == "lane-zero"    ? RunRing<RingForm::kLaneZero>(kBlocks, kSteps)
+                    : form == "stores"     ? RunRing<RingForm::kStores>(kBlocks, kSteps)
+                    : form == "every-lane" ? RunRing<RingForm::kEveryLane>(kBlocks, kSteps)
+                    : form == "too-early"  ? RunRing<RingForm::kTooEarly>(kBlocks, kSteps)
+                                           : -1;
+  std::printf("ring %s: %d lanes wrong\n", form.c_str(), wrong);
+  return wrong == 0 || (wrong > 0 && form == "too-early") ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
+  if (const char* form = Option(argc, argv, "ring")) return CheckRing(form);
   const bool quick = Flag(argc, argv, "quick");
   const char* seed_text = Option(argc, argv, "seed");
   const uint64_t seed = seed_text != nullptr ? std::strtoull(seed_text, nullptr, 10) : 20261201;

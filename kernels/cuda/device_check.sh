@@ -3,7 +3,8 @@
 # the CUDA compiler alone (or uses those in $PREBUILT), runs exactness, invariance and the sanitizer,
 # then the benchmarks, and leaves logs and JSON lines in $OUT.
 #   OUT=DIR [PREBUILT=DIR] [VECTORS=DIR] [TESTS=DIR] [ARCH=sm_90a] kernels/cuda/device_check.sh [step...]
-# Steps: build check siblings sanitize linear moe counters (default: build check linear moe). VECTORS
+# Steps: build check quick siblings sanitize ring linear linear-quick sweep moe moe-quick counters
+# (default: build check linear moe). VECTORS
 # is the folder of golden EXL3 matrices (manifest.json beside the .bin files), TESTS what
 # pack_tests.sh made on a machine with the CPU build.
 set -uo pipefail
@@ -12,28 +13,47 @@ out=${OUT:-build/device}
 bin=${PREBUILT:-$out/bin}
 arch=${ARCH:-sm_90a}   # a: with the warpgroup instructions of this one architecture
 [[ $arch == sm_90 ]] && arch=sm_90a
-mkdir -p "$out"
+mkdir -p "$out" "$bin"
 export PATH=$PATH:/usr/local/cuda/bin
 status=0
 
+flags=(-std=c++20 -O3 "-gencode=arch=compute_${arch#sm_},code=$arch" -I. -fmad=false -lineinfo
+  -Xcompiler=-fPIC)
+sources=(kernels/exl3/*_cuda.cu kernels/moe/*_cuda.cu kernels/cuda/workspace_cuda.cu)
+
+compile() {  # folder of the objects, more flags; files from stdin
+  local to=$1
+  shift
+  mkdir -p "$to"
+  xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o '"$to"'/$(basename {} .cu).o' sh "${flags[@]}" "$@"
+}
+
+link() {  # folder of the objects, program with what nvcc wants to know
+  local from=$1 objects=()
+  shift
+  for s in "${sources[@]}"; do objects+=("$from/$(basename "$s" .cu).o"); done
+  nvcc "-gencode=arch=compute_${arch#sm_},code=$arch" "${objects[@]}" "$@"
+}
+
 build() {
   [[ -n ${PREBUILT:-} ]] && return
-  mkdir -p "$bin" "$bin/obj"
-  local flags=(-std=c++20 -O3 "-gencode=arch=compute_${arch#sm_},code=$arch" -I. -fmad=false -lineinfo
-    -Xcompiler=-fPIC)
-  local sources=(kernels/exl3/*_cuda.cu kernels/moe/*_cuda.cu kernels/cuda/workspace_cuda.cu)
   local module=kernels/cuda/cuda_module.cu
   local programs=(kernels/cuda/device_check.cu kernels/exl3/exl3_linear_gpu_bench.cu kernels/moe/moe_gpu_bench.cu)
-  printf '%s\n' "${sources[@]}" "${programs[@]}" "$module" |
-    xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o '"$bin"'/obj/$(basename {} .cu).o' sh "${flags[@]}" || return 1
-  local objects=()
-  for s in "${sources[@]}"; do objects+=("$bin/obj/$(basename "$s" .cu).o"); done
+  printf '%s\n' "${sources[@]}" "${programs[@]}" "$module" | compile "$bin/obj" || return 1
   for p in "${programs[@]}"; do
     local name
     name=$(basename "$p" .cu)
-    nvcc "-gencode=arch=compute_${arch#sm_},code=$arch" "$bin/obj/$name.o" "${objects[@]}" -o "$bin/$name" || return 1
+    link "$bin/obj" "$bin/obj/$name.o" -o "$bin/$name" || return 1
   done
-  nvcc -shared "-gencode=arch=compute_${arch#sm_},code=$arch" "$bin/obj/cuda_module.o" "${objects[@]}" -o "$bin/libtwinspark_cuda.so"
+  link "$bin/obj" -shared "$bin/obj/cuda_module.o" -o "$bin/libtwinspark_cuda.so"
+}
+
+# device_check for racecheck: every lane gives a stage of a ring back, see README.md.
+build_race() {
+  [[ -n ${PREBUILT:-} ]] && return
+  printf '%s\n' "${sources[@]}" kernels/cuda/device_check.cu |
+    compile "$bin/race" -DTWINSPARK_EVERY_LANE_ARRIVES &&
+    link "$bin/race" "$bin/race/device_check.o" -o "$bin/device_check_race"
 }
 
 run() {  # name, seconds, command
@@ -55,9 +75,18 @@ for step in "${steps[@]}"; do
     check) run check 240 "$bin/device_check" ${VECTORS:+--vectors="$VECTORS"} ;;
     quick) run quick 120 "$bin/device_check" --quick ${VECTORS:+--vectors="$VECTORS"} ;;
     sanitize)
-      run memcheck 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
-      # Without the two cases of hundreds of blocks, see README.md.
-      run racecheck 90 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check" --quick --from=2
+      run memcheck 120 compute-sanitizer --tool memcheck --error-exitcode 9 "$bin/device_check" --quick
+      build_race || exit 1
+      race=(compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/device_check_race" --quick)
+      run racecheck-experts 120 "${race[@]}" --from=99
+      run racecheck-linear 120 "${race[@]}" --from=2 --linear=8
+      run racecheck-large 300 "${race[@]}" --linear=2  # hundreds of blocks
+      ;;
+    ring)  # what racecheck says of a ring that is right and of one that is not: no verdict here
+      for form in lane-zero stores every-lane too-early; do
+        compute-sanitizer --tool racecheck "$bin/device_check" --ring=$form 2>&1 | tee -a "$out/ring.log" |
+          grep -E '^ring|SUMMARY'
+      done
       ;;
     siblings)  # against the CPU ops, whose programs were built elsewhere (pack_tests.sh)
       export TWINSPARK_CUDA_MODULE=$bin/libtwinspark_cuda.so

@@ -32,6 +32,20 @@ __device__ __forceinline__ void BarrierArriveExpect(uint32_t barrier, uint32_t b
                : "memory");
 }
 
+// A warp gives back what all its lanes have read: one arrival, by lane 0. racecheck does not see
+// that
+// __syncwarp orders the reads of the other lanes before it, so a build for racecheck lets every
+// lane arrive (kernels/cuda/README.md).
+#ifdef TWINSPARK_EVERY_LANE_ARRIVES
+inline constexpr uint32_t kWarpArrivals = 32;
+#else
+inline constexpr uint32_t kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ void WarpArrive(uint32_t barrier) {
+  __syncwarp();
+  if (kWarpArrivals == 32 || (threadIdx.x & 31) == 0) BarrierArrive(barrier);
+}
+
 // Waits until the phase of the given parity is over.
 __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -77,6 +91,20 @@ __device__ __forceinline__ void BulkCopyEvictFirst(
       : "memory");
 }
 
+// True in one lane of a warp, all of whose lanes are here; the compiler knows that it is one, so
+// that copies by it need no loop over lanes.
+__device__ __forceinline__ bool ElectOne() {
+  uint32_t one;
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}\n"
+      : "=r"(one));
+  return one != 0;
+}
+
 __device__ __forceinline__ void PrefetchL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
@@ -113,6 +141,17 @@ __device__ __forceinline__ void StoreShared(uint32_t address, uint4 v) {
 }
 
 // --- order between and inside blocks ---
+
+// One value for the warp; the compiler knows it to be uniform, and copies that take it need no loop
+// over lanes.
+template <class T>
+__device__ __forceinline__ T Uniform(T v) {
+  return __shfl_sync(0xffffffffu, v, 0);
+}
+template <class T>
+__device__ __forceinline__ const T* Uniform(const T* p) {
+  return reinterpret_cast<const T*>(Uniform(reinterpret_cast<unsigned long long>(p)));
+}
 
 // Threads of a subset of warps only; `id` 1..15.
 __device__ __forceinline__ void NamedBarrier(int id, int num_threads) {

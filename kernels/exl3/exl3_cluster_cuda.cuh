@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.num_stages; ++i) {
       device::BarrierInit(device::SharedAddress(&header->full[i]), 1);
-      device::BarrierInit(device::SharedAddress(&header->empty[i]), kClusterWarps);
+      device::BarrierInit(device::SharedAddress(&header->empty[i]),
+                          device::kWarpArrivals * kClusterWarps);
     }
     const uint32_t arrived = device::SharedAddress(&header->arrived);
     device::BarrierInit(arrived, 1);

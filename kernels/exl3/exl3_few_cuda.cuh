@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kConsumers<U, U> + 32, kBlocksByRegisters<NT>)
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.num_stages; ++i) {
       device::BarrierInit(device::SharedAddress(&header->full[i]), 1);
-      device::BarrierInit(device::SharedAddress(&header->empty[i]), kWarps<TC, U>);
+      device::BarrierInit(device::SharedAddress(&header->empty[i]),
+                          device::kWarpArrivals * kWarps<TC, U>);
     }
     device::FenceBarrierInit();
   }

@@ -334,8 +334,7 @@ __device__ __forceinline__ void Release(const GemmArgs& args,
                                         Ring& ring,
                                         uint32_t ring_base,
                                         uint32_t barriers) {
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) device::BarrierArrive(ring.barrier + 8 * kMaxStages);
+  device::WarpArrive(ring.barrier + 8 * kMaxStages);
   ring.barrier += 8;
   ring.data += static_cast<uint32_t>(args.stage_bytes);
   if (--ring.stages_left == 0) {
@@ -682,7 +681,8 @@ __global__ void __launch_bounds__(kConsumers<TC> + 32, kBlocksByRegisters<NT>)
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.num_stages; ++i) {
       device::BarrierInit(device::SharedAddress(&header->full[i]), 1);
-      device::BarrierInit(device::SharedAddress(&header->empty[i]), kWarps<TC>);
+      device::BarrierInit(device::SharedAddress(&header->empty[i]),
+                          device::kWarpArrivals * kWarps<TC>);
     }
     device::FenceBarrierInit();
   }

@@ -60,7 +60,6 @@ __device__ __forceinline__ void MultiplyWarpgroup(const GemmArgs& args,
                                                   float (&acc)[1][NT][4]) {
   constexpr int kStagePairs = kStagePairsOf<NT>;
   static_assert(kStagePairs == 4);
-  const bool first_lane = (threadIdx.x & 31) == 0;
   const uint32_t step = static_cast<uint32_t>(task.num_groups) * (kPairBytes / 16);
   float sums[4 * NT];
   uint32_t a[2][2][4];
@@ -70,8 +69,7 @@ __device__ __forceinline__ void MultiplyWarpgroup(const GemmArgs& args,
   device::PinRegisters(sums);
   uint32_t release = 0;  // the empty barrier of the stage before
   auto release_stage = [&] {
-    __syncwarp();
-    if (release != 0 && first_lane) device::BarrierArrive(release);
+    if (release != 0) device::WarpArrive(release);
   };
   int left = SegmentBegin(args, task.segment_end) - SegmentBegin(args, task.segment_begin);
 #pragma unroll 1
