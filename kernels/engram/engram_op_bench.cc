@@ -1,8 +1,5 @@
-// Dequantisation of looked-up rows and the gate, at the demo's and the released model's shapes. The
-// bound is the larger of the bytes read and written at streaming speed and the vector operations:
-// ten to decode a vector of codes, and per stream value two pairs of conversions, five products and
-// a store.
-#include <algorithm>
+// Dequantisation of looked-up rows and the gate, at the demo's and the released model's shapes.
+// Bounds as in machine_rates.h; codes are widened, moved, converted, looked at for NaN and scaled.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,12 +33,11 @@ void RunCase(const BenchFlags& flags, const Case& c) {
   Arena arena(size_t{1} << 12);
   const Launch launch{.pool = &pool, .arena = &arena};
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : kv.size() * 4);
-  const auto report = [&](const std::string& op, double seconds, double bytes, double ops) {
-    PrintBenchLine(
-        flags, op + " m=" + std::to_string(c.rows), seconds,
-        {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
-        std::max(bytes / rates.read_bytes_per_s, ops / rates.simple_lanes_per_s) / flags.threads /
-            seconds);
+  const auto report = [&](const std::string& op, double seconds, const OpWork& work) {
+    PrintBenchLine(flags, op + " m=" + std::to_string(c.rows), seconds,
+                   {{"GB/s", (work.read + work.written) / seconds * 1e-9},
+                    {"us/row", seconds / static_cast<double>(c.rows) * 1e6}},
+                   BoundSeconds(rates, work, flags.threads) / seconds);
   };
   const ThreadPool::Step step(pool);
   const EngramDequantizeParams dequantize = {
@@ -52,8 +48,10 @@ void RunCase(const BenchFlags& flags, const Case& c) {
       .out = MakeView(e.data(), c.rows, c.columns)};
   report("engram_dequantize n=" + std::to_string(c.columns),
          MedianSeconds(flags, [&] { EngramDequantizeCpu(dequantize, launch); }),
-         static_cast<double>(codes.size()) * 3 + static_cast<double>(scales.size()),
-         static_cast<double>(codes.size()) * (10 + kBf16StoreOps));
+         (StoreBf16(rates) + OpWork{.fma = 1, .simple = 3.5, .shift = 2})
+                 .Times(static_cast<double>(codes.size())) +
+             OpWork{.read = static_cast<double>(codes.size() + scales.size()),
+                    .written = static_cast<double>(codes.size()) * 2});
   const TensorView s = MakeView(streams.data(), c.rows, kStreams * c.d);
   const EngramGateParams gate = {.streams = s,
                                  .kv = MakeView(kv.data(), c.rows, (kStreams + 1) * c.d),
@@ -62,9 +60,12 @@ void RunCase(const BenchFlags& flags, const Case& c) {
                                  .out = s};
   report("engram_gate d=" + std::to_string(c.d),
          MedianSeconds(flags, [&] { EngramGateCpu(gate, launch); }),
-         static_cast<double>(2 * streams.size() + kv.size()) * 2 +
-             static_cast<double>(weight.size()) * 4,
-         static_cast<double>(streams.size()) * (4 * kBf16LoadOps + 5 + kBf16StoreOps));
+         (LoadBf16().Times(2) + LoadWords().Times(2) + StoreWords() + OpWork{.fma = 5})
+                 .Times(static_cast<double>(streams.size())) +
+             OpWork{.read = static_cast<double>(streams.size() + kv.size()) * 2 +
+                            static_cast<double>(weight.size()) * 4,
+                    .written = static_cast<double>(streams.size()) * 2,
+                    .chain_s = c.rows == 1 ? rates.norm_chain_s : 0});
 }
 
 void RunAll(const BenchFlags& flags) {

@@ -46,7 +46,7 @@ void RunCase(const BenchFlags& flags, DenseFormat format, int64_t out, int64_t i
   const double fmas = static_cast<double>(out * in * m);
   const double ops =
       fmas / rates.fma_lanes_per_s +
-      (is_f32 ? 0.0 : kBf16LoadOps * static_cast<double>(out * in)) / rates.simple_lanes_per_s;
+      (is_f32 ? 0.0 : LoadBf16().shift * static_cast<double>(out * in)) / rates.simple_lanes_per_s;
   const double bound = std::max(bytes / rates.read_bytes_per_s, ops) / flags.threads;
   PrintBenchLine(flags,
                  std::string("linear ") + (is_f32 ? "f32 " : "bf16 ") + std::to_string(out) + "x" +

@@ -1,6 +1,5 @@
-// The three stream ops at the demo's and the released model's widths. Bounds: the larger
-// of the bytes at streaming speed and the vector operations: for the mixes their multiply-adds, for
-// the others mostly conversions of bf16 (a value of x meets four streams in, or four in and out).
+// The stream ops at the demo's and the released model's widths. Bounds as in machine_rates.h; one
+// row of mixes also waits for its Sinkhorn rounds.
 #include "kernels/hyper_connection/hyper_connection.h"
 
 #include <string>
@@ -12,6 +11,20 @@
 
 namespace twinspark {
 namespace {
+
+constexpr int kSinkhornIters = 20;
+
+// The rounds of one row: every line waits for the sum of four values, a division and a product of
+// the one before.
+double SinkhornChainSeconds(const BenchFlags& flags) {
+  volatile float start = 0.3f;
+  return MedianSeconds(flags, [&] {
+    float x = start;
+    for (int half = 0; half < 2 * kSinkhornIters - 1; ++half)
+      x *= 1.0f / (((x + 0.1f) + 0.2f) + 0.3f + 1e-6f);
+    start = x;
+  });
+}
 
 void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
   RandomTensor random(1);
@@ -33,15 +46,15 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
   const TensorView x_view = MakeView(x.data(), rows, d);
   const double stream_bytes = static_cast<double>(rows * kStreams * d) * 2;
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : fn.size() * sizeof(float));
-  const auto report = [&](const char* op, double seconds, double bytes, double fma, double ops) {
-    const double work = fma / rates.fma_lanes_per_s +
-                        ops * static_cast<double>(rows * d) / rates.simple_lanes_per_s;
-    const double bound = std::max(bytes / rates.read_bytes_per_s, work);
+  const auto report = [&](const char* op, double seconds, const OpWork& work) {
     PrintBenchLine(
         flags, std::string(op) + " m=" + std::to_string(rows) + " d=" + std::to_string(d), seconds,
-        {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(rows) * 1e6}},
-        bound / flags.threads / seconds);
+        {{"GB/s", (work.read + work.written) / seconds * 1e-9},
+         {"us/row", seconds / static_cast<double>(rows) * 1e6}},
+        BoundSeconds(rates, work, flags.threads) / seconds);
   };
+  const double values = static_cast<double>(rows * d);
+  const double norm_chain_s = rows == 1 ? rates.norm_chain_s : 0;
   const ThreadPool::Step step(pool);
   report("hc_mix",
          MedianSeconds(
@@ -59,8 +72,9 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                          .comb = comb_view},
                         launch);
              }),
-         stream_bytes + static_cast<double>(fn.size()) * 4,
-         static_cast<double>(rows * kMixes * kStreams * d), 0);
+         (LoadWords() + LoadBf16() + OpWork{.fma = 1.0 + kMixes}).Times(values * kStreams) +
+             OpWork{.read = stream_bytes + static_cast<double>(fn.size()) * 4,
+                    .chain_s = norm_chain_s + (rows == 1 ? SinkhornChainSeconds(flags) : 0)});
   report("collapse_norm",
          MedianSeconds(flags,
                        [&] {
@@ -72,7 +86,12 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                               .out = x_view},
                              launch);
                        }),
-         stream_bytes * 1.25, 0, kStreams * (kBf16LoadOps + 1) + kBf16StoreOps + 3 + kBf16StoreOps);
+         ((LoadWords() + OpWork{.fma = 1}).Times(kStreams) + StoreWords() + LoadWords() +
+          LoadBf16() + StoreBf16(rates) + OpWork{.fma = 3})
+                 .Times(values) +
+             OpWork{.read = stream_bytes + static_cast<double>(d) * 4,
+                    .written = stream_bytes / 4,
+                    .chain_s = norm_chain_s});
   report("hc_post",
          MedianSeconds(
              flags,
@@ -81,8 +100,10 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                    {.y = x_view, .streams = s, .post = post_view, .comb = comb_view, .out = s},
                    launch);
              }),
-         stream_bytes * 2.25, static_cast<double>(rows * kStreams * (kStreams + 1) * d),
-         (1 + kStreams) * kBf16LoadOps + kStreams * kBf16StoreOps);
+         (LoadWords().Times(1 + kStreams) + StoreWords().Times(kStreams) +
+          OpWork{.fma = kStreams * (kStreams + 1)})
+                 .Times(values) +
+             OpWork{.read = stream_bytes * 1.25, .written = stream_bytes});
 }
 
 void RunAll(const BenchFlags& flags) {

@@ -37,38 +37,81 @@ static_assert(kKeyTile % kKeyBlock == 0 && kLanes <= kMostLanes);
 // Keys into columns: keys[dim][kKeyBlock] of one block.
 
 #if HWY_TARGET <= HWY_AVX2
+using VU = hn::Vec<hn::RebindToUnsigned<DF>>;
+
+// 16 bytes of row k in the first four lanes, of row k + 4 in the next, and so on.
+HWY_INLINE VU LoadPieces(const uint8_t* const* rows, int k, int64_t at) {
+  const auto piece = [&](int row) HWY_ATTR {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[row] + at));
+  };
+#if HWY_TARGET == HWY_AVX2
+  return VU{_mm256_inserti128_si256(_mm256_castsi128_si256(piece(k)), piece(k + 4), 1)};
+#else
+  const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(piece(k)), piece(k + 4), 1);
+  return VU{_mm512_inserti32x4(_mm512_inserti32x4(two, piece(k + 8), 2), piece(k + 12), 3)};
+#endif
+}
+
+// words[w], lane k: word w of the 16 bytes of row k.
+HWY_INLINE void LoadWordsOfRows(const uint8_t* const* rows, int64_t at, VU* words) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Repartition<uint64_t, DF> d64;
+  const VU a = LoadPieces(rows, 0, at), b = LoadPieces(rows, 1, at);
+  const VU c = LoadPieces(rows, 2, at), e = LoadPieces(rows, 3, at);
+  const auto ab = hn::BitCast(d64, hn::InterleaveLower(du, a, b));
+  const auto ce = hn::BitCast(d64, hn::InterleaveLower(du, c, e));
+  const auto ab2 = hn::BitCast(d64, hn::InterleaveUpper(du, a, b));
+  const auto ce2 = hn::BitCast(d64, hn::InterleaveUpper(du, c, e));
+  words[0] = hn::BitCast(du, hn::InterleaveLower(d64, ab, ce));
+  words[1] = hn::BitCast(du, hn::InterleaveUpper(d64, ab, ce));
+  words[2] = hn::BitCast(du, hn::InterleaveLower(d64, ab2, ce2));
+  words[3] = hn::BitCast(du, hn::InterleaveUpper(d64, ab2, ce2));
+}
+
 // kLanes rows of e2m1 codes with e8m0 scales, `stride` columns apart: eight codes of a row are one
 // number; lane k of a vector is the number of row k, whose nibbles are then looked up.
 inline void DecodeColumns(const uint8_t* const* rows, int64_t dim, float* columns) {
   const DF d;
   const hn::RebindToUnsigned<DF> du;
   constexpr int64_t kCodes = 8;  // of a number
+  constexpr int64_t kScales = 4;
   const int64_t group = CacheGroup(CacheFormat::kQ4E8);
-  for (int64_t i = 0; i < dim; i += group) {
-    HWY_ALIGN uint32_t words[4][kLanes];
-    HWY_ALIGN uint32_t scales[kLanes];
+  const int64_t num_groups = dim / group;
+  for (int64_t first = 0; first < num_groups; first += kScales) {
+    // The bytes of up to four scales of every row, the lowest the next.
+    HWY_ALIGN uint32_t bytes[kLanes] = {};
+    const int64_t count = std::min(kScales, num_groups - first);
     for (int k = 0; k < kLanes; ++k) {
-      uint32_t of_row[4];
-      std::memcpy(of_row, rows[k] + i / 2, sizeof(of_row));
-      for (int w = 0; w < 4; ++w)
-        words[w][k] = of_row[w];
-      scales[k] = uint32_t{rows[k][dim / 2 + i / group]} << 23;
+      const uint8_t* from = rows[k] + dim / 2 + first;
+      if (count == kScales) {
+        std::memcpy(&bytes[k], from, kScales);
+      } else {
+        std::memcpy(&bytes[k], from, static_cast<size_t>(count));
+      }
     }
-    const VF scale = hn::BitCast(d, hn::Load(du, scales));
-    for (int w = 0; w < 4; ++w) {
-      const auto word = hn::Load(du, words[w]);
-      float* out = columns + (i + w * kCodes) * kKeyBlock;
-      const auto decode = [&](auto bits, int64_t c) HWY_ATTR {
-        hn::Store(hn::Mul(LookUpE2M1(d, bits), scale), d, out + c * kKeyBlock);
-      };
-      decode(word, 0);
-      decode(hn::ShiftRight<4>(word), 1);
-      decode(hn::ShiftRight<8>(word), 2);
-      decode(hn::ShiftRight<12>(word), 3);
-      decode(hn::ShiftRight<16>(word), 4);
-      decode(hn::ShiftRight<20>(word), 5);
-      decode(hn::ShiftRight<24>(word), 6);
-      decode(hn::ShiftRight<28>(word), 7);
+    VU scales = hn::Load(du, bytes);
+    for (int64_t g = first; g < first + count; ++g) {
+      const VF scale =
+          hn::BitCast(d, hn::ShiftLeft<23>(hn::And(scales, hn::Set(du, uint32_t{0xff}))));
+      scales = hn::ShiftRight<8>(scales);
+      VU words[4];
+      LoadWordsOfRows(rows, g * group / 2, words);
+      TWINSPARK_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        const VU word = words[w];
+        float* out = columns + (g * group + w * kCodes) * kKeyBlock;
+        const auto decode = [&](auto bits, int64_t c) HWY_ATTR {
+          hn::Store(hn::Mul(LookUpE2M1(d, bits), scale), d, out + c * kKeyBlock);
+        };
+        decode(word, 0);
+        decode(hn::ShiftRight<4>(word), 1);
+        decode(hn::ShiftRight<8>(word), 2);
+        decode(hn::ShiftRight<12>(word), 3);
+        decode(hn::ShiftRight<16>(word), 4);
+        decode(hn::ShiftRight<20>(word), 5);
+        decode(hn::ShiftRight<24>(word), 6);
+        decode(hn::ShiftRight<28>(word), 7);
+      }
     }
   }
 }

@@ -20,9 +20,12 @@
 namespace twinspark {
 namespace {
 
-// Vector operations per vector of the activation: the exponential 17, the division 8, conversions 4
-// and 10, clamps and products 6.
-constexpr double kSwiGluOps = 45.0;
+// Operations per value of the activation: the exponential of exp-inl.h (13 products, 10 others, 5
+// shifts and conversions), the division, sign, sum, clamps and the product.
+OpWork SwiGluWork() {
+  return LoadWords().Times(2) + StoreWords() +
+         OpWork{.fma = 14, .simple = 15, .shift = 5, .divide = 1};
+}
 
 void RunSwiGlu(const BenchFlags& flags, int64_t rows, int64_t n) {
   RandomTensor random(1);
@@ -42,9 +45,11 @@ void RunSwiGlu(const BenchFlags& flags, int64_t rows, int64_t n) {
   PrintBenchLine(
       flags, "swiglu m=" + std::to_string(rows) + " n=" + std::to_string(n), seconds,
       {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(rows) * 1e6}},
-      std::max(bytes / rates.read_bytes_per_s,
-               kSwiGluOps * static_cast<double>(rows * n) / rates.simple_lanes_per_s) /
-          flags.threads / seconds);
+      BoundSeconds(rates,
+                   SwiGluWork().Times(static_cast<double>(rows * n)) +
+                       OpWork{.read = bytes * 2 / 3, .written = bytes / 3},
+                   flags.threads) /
+          seconds);
 }
 
 struct Case {

@@ -39,14 +39,14 @@ void GateDots(const RouterParams& p, int64_t begin, int64_t end, float* widened,
   });
 }
 
-// likely[e]: the score of dot z[e], estimated, plus bias[e]. Returns how far off any of them may
-// be, or -1 where a value is not finite.
-float EstimateScores(const float* z, const float* bias, int64_t num_experts, float* likely) {
+// likely[i]: the score of dot z[i], estimated, plus bias[i], for all experts of some rows, one
+// after the other. Returns how far off any of them may be, or -1 where a value is not finite.
+float EstimateScores(const float* z, const float* bias, int64_t count, float* likely) {
   constexpr float kRelativeError = 1e-5f;  // Exp, Log1p and Sqrt: some units in the last place
   constexpr float kFinite = 1e30f;
   const DF d;
   VF largest = hn::Zero(d), all_finite = hn::Set(d, 1.0f);
-  ForVectors(d, num_experts, [&](const auto& load, const auto& store) HWY_ATTR {
+  ForVectors(d, count, [&](const auto& load, const auto& store) HWY_ATTR {
     const VF x = load(z), offset = load(bias);
     const VF rest = hn::Log1p(d, ExpF32(d, hn::Neg(hn::Abs(x))));
     const VF score = hn::Sqrt(hn::Add(hn::Max(x, hn::Zero(d)), rest));
@@ -79,11 +79,15 @@ float SqrtSoftplus(float z) {
   return std::sqrt(std::max(z, 0.0f) + std::log1p(std::exp(-std::abs(z))));
 }
 
-// Scratch of one thread, for one row.
-struct ChoiceScratch {
-  float* likely = nullptr;     // [num_experts]
+// Scratch of one thread, for a block of rows.
+struct RouterScratch {
+  float* widened = nullptr;    // [rows, d]
+  float* scores = nullptr;     // [rows, num_experts]: dots, then scores where they matter
+  float* bias = nullptr;       // [rows, num_experts]
+  float* likely = nullptr;     // [rows, num_experts]
   float* best = nullptr;       // [num_experts], num_chosen used
-  int32_t* experts = nullptr;  // [num_experts]
+  int32_t* experts = nullptr;  // [rows, num_experts]: those that can be chosen, ascending
+  int64_t* counts = nullptr;   // [rows]: how many
 };
 
 // The count-th largest of n values; best: the count largest, descending.
@@ -99,37 +103,53 @@ float CountLargest(const float* values, int64_t n, int64_t count, float* best) {
   return best[count - 1];
 }
 
-// Turns dots into scores, of the experts that can be chosen at least, and lists these; returns how
-// many. An expert below the num_chosen-th estimate by more than both may be off cannot be chosen.
-int64_t ScoreExperts(const RouterParams& p, float* s, const float* bias, ChoiceScratch& scratch) {
+// Lists the experts of each row that can be chosen and turns their dots into scores. An expert
+// below the num_chosen-th estimate by more than both may be off cannot be chosen.
+void ScoreExperts(const RouterParams& p, int64_t num_rows, const RouterScratch& scratch) {
   const int64_t num_experts = p.gate.rows;
-  const float off = p.scores.data != nullptr ? -1.0f
-                                             : HWY_DYNAMIC_DISPATCH(EstimateScores)(
-                                                   s, bias, num_experts, scratch.likely);
-  float cutoff = 0;
-  if (off >= 0) {
-    cutoff = CountLargest(scratch.likely, num_experts, p.num_chosen, scratch.best) - 2 * off;
+  const float off = p.scores.data != nullptr
+                        ? -1.0f
+                        : HWY_DYNAMIC_DISPATCH(EstimateScores)(
+                              scratch.scores, scratch.bias, num_rows * num_experts, scratch.likely);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* likely = scratch.likely + r * num_experts;
+    int32_t* experts = scratch.experts + r * num_experts;
+    int64_t count = 0;
+    if (off < 0) {
+      for (; count < num_experts; ++count)
+        experts[count] = static_cast<int32_t>(count);
+    } else {
+      const float cutoff = CountLargest(likely, num_experts, p.num_chosen, scratch.best) - 2 * off;
+      for (int64_t e = 0; e < num_experts; ++e) {
+        experts[count] = static_cast<int32_t>(e);
+        count += likely[e] < cutoff ? 0 : 1;
+      }
+    }
+    scratch.counts[r] = count;
   }
-  int64_t count = 0;
-  for (int64_t e = 0; e < num_experts; ++e) {
-    if (off >= 0 && scratch.likely[e] < cutoff) continue;
-    s[e] = SqrtSoftplus(s[e]);
-    scratch.experts[count++] = static_cast<int32_t>(e);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    float* s = scratch.scores + r * num_experts;
+    for (int64_t i = 0; i < scratch.counts[r]; ++i) {
+      float& score = s[scratch.experts[r * num_experts + i]];
+      score = SqrtSoftplus(score);
+    }
   }
-  return count;
 }
 
-// Chooses by s + bias, weighs by s. s: the row's dots, afterwards its scores.
-void ChooseExperts(
-    const RouterParams& p, int64_t t, float* s, const float* bias, ChoiceScratch& scratch) {
+// Chooses by s + bias, weighs by s. s: scores of the `count` experts that can be chosen.
+void ChooseExperts(const RouterParams& p,
+                   int64_t t,
+                   const float* s,
+                   const float* bias,
+                   int32_t* experts,
+                   int64_t count) {
   int32_t* ids = p.ids.Row<int32_t>(t);
   float* weights = p.weights.Row<float>(t);
-  const int64_t count = ScoreExperts(p, s, bias, scratch);
   for (int k = 0; k < p.num_chosen; ++k) {
     int64_t best = -1;
     float best_score = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const int32_t e = scratch.experts[i];
+      const int32_t e = experts[i];
       if (e < 0) continue;  // chosen
       const float score = s[e] + bias[e];
       // The first free expert is the fallback, so NaN scores still give distinct ids.
@@ -138,9 +158,9 @@ void ChooseExperts(
         best_score = score;
       }
     }
-    ids[k] = scratch.experts[best];
+    ids[k] = experts[best];
     weights[k] = s[ids[k]];
-    scratch.experts[best] = -1;
+    experts[best] = -1;
   }
   float sum = 0;
   for (int k = 0; k < p.num_chosen; ++k)
@@ -163,39 +183,46 @@ void RouterCpu(const RouterParams& params, const Launch& launch) {
   const Arena::Scope scope(*launch.arena);
   const int64_t d = params.x.cols;
   const int64_t rows_at_once = std::min(kRowsAtOnce, params.x.rows);
-  float* widened = launch.arena->Take<float>(NumThreads(launch) * rows_at_once * d);
-  float* dots = launch.arena->Take<float>(NumThreads(launch) * rows_at_once * num_experts);
-  ChoiceScratch* choice = launch.arena->Take<ChoiceScratch>(NumThreads(launch));
+  RouterScratch* scratch = launch.arena->Take<RouterScratch>(NumThreads(launch));
   for (int i = 0; i < NumThreads(launch); ++i) {
-    choice[i] = {.likely = launch.arena->Take<float>(num_experts),
-                 .best = launch.arena->Take<float>(num_experts),
-                 .experts = launch.arena->Take<int32_t>(num_experts)};
+    const int64_t all = rows_at_once * num_experts;
+    scratch[i] = {.widened = launch.arena->Take<float>(rows_at_once * d),
+                  .scores = launch.arena->Take<float>(all),
+                  .bias = launch.arena->Take<float>(all),
+                  .likely = launch.arena->Take<float>(all),
+                  .best = launch.arena->Take<float>(num_experts),
+                  .experts = launch.arena->Take<int32_t>(all),
+                  .counts = launch.arena->Take<int64_t>(rows_at_once)};
   }
   const int64_t grain = RowGrain(0.03 * static_cast<double>(num_experts * params.x.cols));
   ParallelRows(launch, params.x.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {
-    float* scores = dots + thread_idx * rows_at_once * num_experts;
+    const RouterScratch& s = scratch[thread_idx];
     for (int64_t t = begin; t < end; t += rows_at_once) {
-      const int64_t stop = std::min(end, t + rows_at_once);
-      HWY_DYNAMIC_DISPATCH(GateDots)
-      (params, t, stop, widened + thread_idx * rows_at_once * d, scores);
-      for (int64_t r = t; r < stop; ++r) {
-        float* s = scores + (r - t) * num_experts;
-        const bool image = params.image_mask != nullptr && params.image_mask[r] != 0;
-        ChooseExperts(params, r, s, image ? params.image_bias : params.bias, choice[thread_idx]);
-        if (params.scores.data != nullptr) {
-          std::copy(s, s + num_experts, params.scores.Row<float>(r));
-        }
+      const int64_t count = std::min(end - t, rows_at_once);
+      HWY_DYNAMIC_DISPATCH(GateDots)(params, t, t + count, s.widened, s.scores);
+      for (int64_t r = 0; r < count; ++r) {
+        const bool image = params.image_mask != nullptr && params.image_mask[t + r] != 0;
+        std::copy_n(image ? params.image_bias : params.bias, num_experts, s.bias + r * num_experts);
+      }
+      ScoreExperts(params, count, s);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t at = r * num_experts;
+        ChooseExperts(params, t + r, s.scores + at, s.bias + at, s.experts + at, s.counts[r]);
+        if (params.scores.data != nullptr)
+          std::copy_n(s.scores + at, num_experts, params.scores.Row<float>(t + r));
       }
     }
   });
 }
 
 int64_t RouterScratchBytesCpu(int64_t num_rows, int64_t d, int num_experts, int num_threads) {
-  const int64_t row_bytes = (d + num_experts) * static_cast<int64_t>(sizeof(float));
-  const int64_t choice_bytes = static_cast<int64_t>(sizeof(ChoiceScratch)) +
-                               3 * num_experts * static_cast<int64_t>(sizeof(float));
-  constexpr int64_t kAlignSlack = 6 * static_cast<int64_t>(Arena::kAlign);
-  return num_threads * (std::min(kRowsAtOnce, num_rows) * row_bytes + choice_bytes + kAlignSlack);
+  constexpr int64_t kF32Bytes = static_cast<int64_t>(sizeof(float));
+  const int64_t row_bytes =
+      (d + 4 * num_experts) * kF32Bytes + static_cast<int64_t>(sizeof(int64_t));
+  const int64_t thread_bytes =
+      static_cast<int64_t>(sizeof(RouterScratch)) + num_experts * kF32Bytes;
+  constexpr int64_t kAlignSlack = 9 * static_cast<int64_t>(Arena::kAlign);
+  return num_threads * (std::min(kRowsAtOnce, num_rows) * row_bytes + thread_bytes + kAlignSlack);
 }
 
 }  // namespace twinspark

@@ -1,7 +1,6 @@
-// RMSNorm, embedding and addition at the demo's and the released model's widths. The bound is the
-// larger of the bytes read and written at streaming speed and the vector operations, most of which
-// are conversions.
-#include <algorithm>
+// RMSNorm, embedding and addition at the demo's and the released model's widths. Bounds as in
+// machine_rates.h: the call, then the longest of bytes and operations, most of which are
+// conversions; the norm of a single row also waits for its sum, division and root.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,31 +31,35 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
   const Launch launch{.pool = &pool, .arena = &arena};
   const double values = static_cast<double>(rows * d);
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : a.size() * 10);
-  const auto report = [&](const char* op, double seconds, double bytes, double ops) {
+  const auto report = [&](const char* op, double seconds, const OpWork& work) {
     PrintBenchLine(
         flags, std::string(op) + " m=" + std::to_string(rows) + " d=" + std::to_string(d), seconds,
-        {{"GB/s", bytes / seconds * 1e-9}, {"us/row", seconds / static_cast<double>(rows) * 1e6}},
-        std::max(bytes / rates.read_bytes_per_s, ops * values / rates.simple_lanes_per_s) /
-            flags.threads / seconds);
+        {{"GB/s", (work.read + work.written) / seconds * 1e-9},
+         {"us/row", seconds / static_cast<double>(rows) * 1e6}},
+        BoundSeconds(rates, work, flags.threads) / seconds);
   };
   const ThreadPool::Step step(pool);
   const RmsNormParams norm = {.x = MakeView(x.data(), rows, d),
                               .weight = MakeView(weight.data(), 1, d),
                               .eps = 1e-20f,
                               .out = MakeView(out.data(), rows, d)};
+  const OpWork norm_ops = LoadWords() + LoadBf16() + StoreBf16(rates) + OpWork{.fma = 3};
   report("rms_norm", MedianSeconds(flags, [&] { RmsNormCpu(norm, launch); }),
-         values * 4 + static_cast<double>(d) * 4, 2 * kBf16LoadOps + 3 + kBf16StoreOps);
+         norm_ops.Times(values) + OpWork{.read = values * 2 + static_cast<double>(d) * 4,
+                                         .written = values * 2,
+                                         .chain_s = rows == 1 ? rates.norm_chain_s : 0});
   const EmbedParams embed = {.table = MakeView(table.data(), kVocab, d),
                              .ids = ids.data(),
                              .num_copies = static_cast<int>(kStreams),
                              .out = MakeView(streams.data(), rows, kStreams * d)};
   report("embed x 4", MedianSeconds(flags, [&] { EmbedCpu(embed, launch); }),
-         values * 2 * (1 + kStreams), 0);
+         {.read = values * 2, .written = values * 2 * kStreams});
   const AddParams add = {.a = MakeView(a.data(), rows, d),
                          .b = MakeView(b.data(), rows, d),
                          .out = MakeView(out.data(), rows, d)};
-  report("add f32 + f32 -> bf16", MedianSeconds(flags, [&] { AddCpu(add, launch); }), values * 10,
-         1 + kBf16StoreOps);
+  report("add f32 + f32 -> bf16", MedianSeconds(flags, [&] { AddCpu(add, launch); }),
+         (StoreBf16(rates) + OpWork{.simple = 1}).Times(values) +
+             OpWork{.read = values * 8, .written = values * 2});
 }
 
 void RunAll(const BenchFlags& flags) {

@@ -1,9 +1,6 @@
-// Packing and unpacking of cache rows. The bound is the larger of the bytes of both sides at
-// streaming speed and the vector operations: some 30 to pack a vector (its part of the group's
-// maximum and scale included; a division counts 8), kDecodeCacheOps to unpack it.
+// Packing and unpacking of cache rows. Bounds as in machine_rates.h.
 #include "kernels/quant/quantize_rows.h"
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -25,22 +22,31 @@ void RunCase(const BenchFlags& flags, CacheFormat format, int64_t rows, int64_t 
   const CacheRows cache{packed.data(), format, rows, cols};
   const double values = static_cast<double>(rows * cols);
   const MachineRates rates = MeasureMachineRates(flags.smoke ? 4096 : back.size() * sizeof(float));
-  const auto report = [&](const char* op, double seconds, double bytes_per_value, double ops) {
+  const auto report = [&](const char* op, double seconds, const OpWork& work) {
     const std::string shape = std::string(op) + " " + CacheFormatName(format) + " " +
                               std::to_string(rows) + "x" + std::to_string(cols);
-    PrintBenchLine(
-        flags, shape, seconds, {{"Gvalues/s", values / seconds * 1e-9}},
-        values *
-            std::max(bytes_per_value / rates.read_bytes_per_s, ops / rates.simple_lanes_per_s) /
-            flags.threads / seconds);
+    PrintBenchLine(flags, shape, seconds, {{"Gvalues/s", values / seconds * 1e-9}},
+                   BoundSeconds(rates, work, flags.threads) / seconds);
   };
   const ThreadPool::Step step(pool);
   const ConstTensorView in = MakeView(static_cast<const Bf16*>(x.data()), rows, cols);
-  report("store", MedianSeconds(flags, [&] { StoreRowsCpu({.x = in, .dst = cache}, launch); }), 3,
-         format == CacheFormat::kQ4E4 ? 38 : 30);
+  const double packed_bytes = static_cast<double>(packed.size());
+  // Read twice; maximum; scaled, clamped, rounded as a normal and as a subnormal number, signed,
+  // narrowed.
+  const bool divided = format == CacheFormat::kQ4E4;
+  const OpWork store =
+      LoadBf16() + LoadBf16() +
+      OpWork{.fma = divided ? 0.0 : 1.0, .simple = 15, .shift = 4, .divide = divided ? 1.0 : 0.0};
+  report("store", MedianSeconds(flags, [&] { StoreRowsCpu({.x = in, .dst = cache}, launch); }),
+         store.Times(values) + OpWork{.read = values * 2, .written = packed_bytes});
+  // Four bits: spread, shifted, looked up; with 8 lanes the sign apart. Eight bits: widened, moved,
+  // converted, scaled.
+  const OpWork load = format == CacheFormat::kQ8
+                          ? OpWork{.fma = 1, .simple = 0.5, .shift = 2}
+                          : OpWork{.simple = rates.lanes >= 16 ? 0.0 : 2.0, .shift = 3};
   const TensorView out = MakeView(back.data(), rows, cols);
-  report("load", MedianSeconds(flags, [&] { LoadRowsCpu({.src = cache, .out = out}, launch); }), 5,
-         kDecodeCacheOps);
+  report("load", MedianSeconds(flags, [&] { LoadRowsCpu({.src = cache, .out = out}, launch); }),
+         load.Times(values) + OpWork{.read = packed_bytes, .written = values * 4});
 }
 
 void RunAll(const BenchFlags& flags) {

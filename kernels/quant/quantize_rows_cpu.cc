@@ -15,17 +15,38 @@ namespace twinspark {
 namespace HWY_NAMESPACE {
 namespace {
 
+// Rows of at least so many groups are worth waiting for others that share the vectors of scales.
+constexpr int64_t kFewGroups = 4;
+
 void StoreRowsRange(const StoreRowsParams& p, int64_t begin, int64_t end) {
   const int64_t row_bytes = p.dst.row_bytes();
   uint8_t* base = static_cast<uint8_t*>(p.dst.data);
   WithFloatType(p.x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
+    const int64_t num_groups =
+        p.dst.format == CacheFormat::kF32 ? 0 : p.x.cols / CacheGroup(p.dst.format);
+    const int64_t together = num_groups >= kFewGroups && kScalesAtOnce % num_groups == 0
+                                 ? kScalesAtOnce / num_groups
+                                 : 1;
+    const T* from[kScalesAtOnce / kFewGroups];
+    uint8_t* to[kScalesAtOnce / kFewGroups];
+    int64_t waiting = 0;
     for (int64_t t = begin; t < end; ++t) {
       const int64_t row = p.index != nullptr ? p.index[t] : t;
       if (row < 0) continue;
       CHECK_LT(row, p.dst.num_rows);
-      EncodeRow(p.dst.format, p.x.Row<T>(t), p.x.cols, base + row * row_bytes);
+      from[waiting] = p.x.Row<T>(t);
+      to[waiting++] = base + row * row_bytes;
+      if (waiting < together) continue;
+      waiting = 0;
+      if (together > 1) {
+        EncodeShortRows(p.dst.format, from, together, p.x.cols, to);
+      } else {
+        EncodeRow(p.dst.format, from[0], p.x.cols, to[0]);
+      }
     }
+    for (int64_t i = 0; i < waiting; ++i)
+      EncodeRow(p.dst.format, from[i], p.x.cols, to[i]);
   });
 }
 
