@@ -345,9 +345,11 @@ void GrpcStepStream::SendOp(const std::string& op_bytes) {
   proto::GatewayMessage message;
   message.set_op(op_bytes);
   call_->Send(std::move(message));
+  op_was_sent_ = true;
 }
 
 void GrpcStepStream::SendHeartbeat(uint64_t sequence) {
+  if (op_was_sent_.exchange(false)) return;
   proto::GatewayMessage message;
   message.mutable_heartbeat()->set_sequence(sequence);
   call_->Send(std::move(message));

@@ -32,6 +32,7 @@ class StepStream {
  public:
   virtual ~StepStream() = default;  // ends the stream; no event is called any more
   virtual void SendOp(const std::string& op_bytes) = 0;
+  // Nothing when an op was sent since the last one: that was a sign of life too.
   virtual void SendHeartbeat(uint64_t sequence) = 0;
   // After OnResult the stream is not read on until something is sent on it or this is called: then
   // the acknowledgement of the result (an HTTP/2 window update) leaves with the next op instead of

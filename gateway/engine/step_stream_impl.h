@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -104,6 +105,7 @@ class GrpcStepStream final : public StepStream {
 
  private:
   const std::shared_ptr<StepsCall> call_;
+  std::atomic<bool> op_was_sent_{false};  // since the last SendHeartbeat
 };
 
 }  // namespace twinspark::gateway

@@ -177,6 +177,7 @@ void EpochRunner::SenderLoop() {
     while (std::optional<OpOutcome> outcome = outcomes_.Pop()) {
       in_flight_.fetch_sub(1);
       sink_->SendResult(*outcome);
+      next_heartbeat_us = NowUs() + period_us;  // a result is a sign of life too
     }
     if (last_turn && ending()) break;
     const int64_t now_us = NowUs();
