@@ -55,6 +55,7 @@ json::object RowServiceJson(const RowServiceStatus& row_service) {
           {"state", row_service.state},
           {"requests", row_service.num_requests},
           {"errors", row_service.num_errors},
+          {"overloaded", row_service.is_overloaded},
           {"last_error", row_service.last_error}};
 }
 

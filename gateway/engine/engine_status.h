@@ -43,6 +43,7 @@ struct RowServiceStatus {
   std::string last_error;
   uint64_t num_requests = 0;
   uint64_t num_errors = 0;
+  bool is_overloaded = false;  // its bulk reads (long prompts) wait too long
 };
 
 struct WorkerStatus {

@@ -21,11 +21,12 @@ TEST(EngineStatus, NumbersAreWrittenOut) {
   worker.progress = 1.0;
   worker.last_op_age_s = -0.0001;
   worker.memory_bytes = {{"weights", 106420000000}, {"pages", 0}};
+  worker.engram.is_overloaded = true;
   status.workers = {worker, worker};
   const std::string text = EngineStatusJson(status);
   for (const char* part : {"\"since_s\":24,", "\"uptime_s\":1234567.25,", "\"acceptance\":0.667}",
                            "\"ops\":12345678901234,", "\"progress\":1,", "\"last_op_age_s\":0,",
-                           "\"weights\":106420000000,\"pages\":0}"}) {
+                           "\"weights\":106420000000,\"pages\":0}", "\"overloaded\":true"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   }
   const boost::json::value read = boost::json::parse(text);

@@ -54,6 +54,7 @@ RowServiceStatus ReadRowService(const proto::RowServiceStatus& in) {
   out.num_requests = in.requests();
   out.num_errors = in.errors();
   out.last_error = in.last_error();
+  out.is_overloaded = in.overloaded();
   out.hash_digest = in.table_digest();
   out.state = in.transport().empty() ? "DETACHED" : "ATTACHED";
   return out;
