@@ -8,6 +8,7 @@
 // Every block has one task, of U = 1 or 2 blocks of outputs.
 #pragma once
 
+#include "kernels/exl3/exl3_ahead_cuda.cuh"
 #include "kernels/exl3/exl3_gemm_cuda.cuh"
 
 namespace twinspark::exl3 {
@@ -15,7 +16,7 @@ namespace twinspark::exl3 {
 inline constexpr int kClusterWarps = 8;  // kWarps<1, 1>, kWarps<2, 2>
 
 // Barrier of a cluster, behind those of the ring.
-struct ClusterHeader : SharedHeader {
+struct ClusterHeader : AheadHeader {
   uint64_t arrived;  // all sums are here
 };
 static_assert(sizeof(ClusterHeader) <= kSharedHeaderBytes);
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT
       device::BarrierInit(device::SharedAddress(&header->empty[i]),
                           device::kWarpArrivals * kClusterWarps);
     }
+    InitAhead(args, header);
     const uint32_t arrived = device::SharedAddress(&header->arrived);
     device::BarrierInit(arrived, 1);
     device::FenceBarrierInit();
@@ -138,7 +140,9 @@ __global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT
   const int t = static_cast<int>(blockIdx.x), num_tasks = static_cast<int>(gridDim.x);
   if (threadIdx.x >= kConsumerThreads) {
     if (threadIdx.x % 32 != 0) return;
-    Produce<K, kStagePairsOf<NT>, U>(args, nullptr, num_tasks, header, shared + kSharedHeaderBytes);
+    Produce<K, kStagePairsOf<NT>, U, true>(args, nullptr, num_tasks, header,
+                                           shared + kSharedHeaderBytes,
+                                           device::SharedAddress(&header->early[0]));
     device::ClusterWait();
     return;
   }
@@ -158,6 +162,11 @@ __global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT
     units = UnitsOf<U>(args, task.unit);
     Ring ring = {ring_base, shared_address, static_cast<uint32_t>(args.num_stages), 0};
     const uint32_t resident = shared_address + static_cast<uint32_t>(args.resident_offset);
+    KeptTiles<TC, NT, U> kept;
+    int ahead = 0;
+    if constexpr (kDecodesAhead<true, U, NT>) {
+      ahead = DecodeAhead<K, TC, NT, U>(args, header, ring_base, window, ring, kept);
+    }
     if (args.resident) {
       RotateInputs(
           args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
@@ -167,8 +176,8 @@ __global__ void __launch_bounds__(32 * kClusterWarps + 32, kBlocksByRegisters<NT
     } else {
       wait();
     }
-    MultiplyTask<K, kCodebookMul1, TC, NT, kStagePairsOf<NT>, U>(
-        args, task, shared_address, ring_base, resident, nullptr, window, ring, acc);
+    MultiplySegment<K, TC, NT, U>(args, task, ahead, shared_address, ring_base, resident, window,
+                                  kept, ring, acc);
   }
   const uint32_t arrived = device::SharedAddress(&header->arrived);
   const uint32_t buffer = shared_address + static_cast<uint32_t>(args.z_offset);

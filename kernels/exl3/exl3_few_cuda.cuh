@@ -15,9 +15,10 @@ namespace twinspark::exl3 {
 template <int K, int NT, int U, bool kWarpgroup>
 __global__ void __launch_bounds__(kConsumers<U, U> + 32, kBlocksByRegisters<NT>)
     Exl3FewKernel(const __grid_constant__ GemmArgs args) {
-  constexpr int TC = U, kStagePairs = kStagePairsOf<NT>;
+  constexpr int TC = U;
+  constexpr bool kAhead = kDecodesAhead<false, U, NT>;
   extern __shared__ __align__(128) char shared[];
-  SharedHeader* header = reinterpret_cast<SharedHeader*>(shared);
+  AheadHeader* header = reinterpret_cast<AheadHeader*>(shared);
   const uint32_t shared_address = device::SharedAddress(shared);
   const uint32_t ring_base = shared_address + kSharedHeaderBytes;
   if (threadIdx.x == 0) {
@@ -26,18 +27,26 @@ __global__ void __launch_bounds__(kConsumers<U, U> + 32, kBlocksByRegisters<NT>)
       device::BarrierInit(device::SharedAddress(&header->empty[i]),
                           device::kWarpArrivals * kWarps<TC, U>);
     }
+    InitAhead(args, header);
     device::FenceBarrierInit();
   }
   __syncthreads();
   const int num_tasks = NumTasks(args, 0);
   if (threadIdx.x >= kConsumers<TC, U>) {
     if (threadIdx.x % 32 != 0) return;
-    Produce<K, kStagePairs, U>(args, nullptr, num_tasks, header, shared + kSharedHeaderBytes);
+    Produce<K, kStagePairsOf<NT>, U, kAhead>(args, nullptr, num_tasks, header,
+                                             shared + kSharedHeaderBytes,
+                                             device::SharedAddress(&header->early[0]));
     return;
   }
   Prefetch(args, nullptr, num_tasks);
   const LaneWindow window = MakeLaneWindow<K>(static_cast<int>(threadIdx.x & 31));
   Ring ring = {ring_base, shared_address, static_cast<uint32_t>(args.num_stages), 0};
+  KeptTiles<TC, NT, U> kept;
+  int ahead = 0;
+  if constexpr (kAhead) {
+    ahead = DecodeAhead<K, TC, NT, U>(args, header, ring_base, window, ring, kept);
+  }
   device::WaitForPrevious();
   device::LaunchNext();
   for (int t = static_cast<int>(blockIdx.x); t < num_tasks; t += static_cast<int>(gridDim.x)) {
@@ -50,8 +59,19 @@ __global__ void __launch_bounds__(kConsumers<U, U> + 32, kBlocksByRegisters<NT>)
       FinishTask<1, NT, 1>(args, MakeTask(args, nullptr, again), header, nullptr,
                            reinterpret_cast<float*>(shared + args.z_offset), acc);
     } else {
-      RunTask<K, kCodebookMul1, TC, NT, kStagePairs, U>(args, nullptr, t, header, shared, nullptr,
-                                                        window, ring);
+      float acc[TC][NT][4];
+      const bool first = kAhead && t == static_cast<int>(blockIdx.x);
+      {
+        const Task task = MakeTask(args, nullptr, t);
+        RotateResident<TC, U>(args, task, t, shared_address);
+        MultiplySegment<K, TC, NT, U>(args, task, first ? ahead : 0, shared_address, ring_base,
+                                      shared_address + static_cast<uint32_t>(args.resident_offset),
+                                      window, kept, ring, acc);
+      }
+      int again = t;
+      asm volatile("" : "+r"(again));
+      FinishTask<TC, NT, U>(args, MakeTask(args, nullptr, again), header, nullptr,
+                            reinterpret_cast<float*>(shared + args.z_offset), acc);
     }
   }
 }
@@ -67,6 +87,7 @@ GemmLauncher PickFew(int groups, TaskForm form) {
   if (form == TaskForm::kTwo) {
     return groups == 1   ? &LaunchFew<K, 1, 2, false>
            : groups == 2 ? &LaunchFew<K, 2, 2, false>
+           : groups == 3 ? &LaunchFew<K, 3, 2, false>
                          : nullptr;
   }
   if (form != TaskForm::kWarpgroup) return nullptr;

@@ -25,7 +25,8 @@
 
 namespace twinspark::exl3 {
 
-inline constexpr int kMaxStages = 16;
+inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxAheadStages = 4;
 inline constexpr int kZStride =
     kBlockN + 4;  // floats; keeps fragment stores free of bank conflicts
 inline constexpr int kConsumerBarrier = 1;
@@ -47,18 +48,9 @@ struct SharedHeader {
   uint64_t deferred_from[kMaxStages];  // inputs of the first ring
   uint32_t deferred_bytes[kMaxStages];
   int32_t last_arrival;
-  int32_t num_entries;
 };
 inline constexpr int kSharedHeaderBytes = 512;
 static_assert(sizeof(SharedHeader) <= kSharedHeaderBytes);
-
-// Routing of a few rows, sorted by every block for itself.
-struct SharedRoute {
-  int32_t id[kMaxSmallSlots];
-  int32_t order[kMaxSmallSlots];
-  int32_t head[kMaxSmallSlots];  // rows of the expert that begins at a sorted position, else 0
-  MoeEntry entry[kMaxSmallSlots];
-};
 
 // What one task is; the same arithmetic in producer and consumers.
 struct Task {
@@ -139,12 +131,15 @@ __device__ __forceinline__ int UnitsOf(const GemmArgs& args, int unit) {
 
 // Streams the tasks of a block through the ring; one thread. It shares the issue slots with eight
 // busy warps, so what it does per stage is kept to two dozen instructions.
-template <int K, int kStagePairs, int U = 1>
+// kAhead: the weights of the first args.ahead_stages stages have barriers of their own, `early`,
+// if inputs are streamed: consumers decode them before the inputs are there.
+template <int K, int kStagePairs, int U = 1, bool kAhead = false>
 __device__ __forceinline__ void Produce(const GemmArgs& args,
                                         const MoeEntry* entries,
                                         int num_tasks,
                                         SharedHeader* header,
-                                        char* ring) {
+                                        char* ring,
+                                        uint32_t early = 0) {
   constexpr uint32_t kPairWeights = 2 * 8 * kTileBytesPerBit * K;
   constexpr uint32_t kStageWeights = kStagePairs * kPairWeights;  // of a block of outputs
   const uint64_t policy = device::EvictFirstPolicy();
@@ -168,6 +163,7 @@ __device__ __forceinline__ void Produce(const GemmArgs& args,
 
   uint32_t stage = 0, parity = 1;  // the first round finds every stage empty
   uint32_t data = ring_address, full = barriers;
+  int ahead = kAhead && streamed ? args.ahead_stages : 0;
   for (int t = static_cast<int>(blockIdx.x); t < num_tasks; t += static_cast<int>(gridDim.x)) {
     const Task task = MakeTask(args, entries, t);
     const uint8_t* trellis;
@@ -197,12 +193,20 @@ __device__ __forceinline__ void Produce(const GemmArgs& args,
         const uint32_t pairs = static_cast<uint32_t>(min(left, kStagePairs));
         const uint32_t bytes = pairs * kPairWeights, input_bytes = pairs * pair_inputs;
         device::BarrierWait(full + 8 * kMaxStages, parity);
-        device::BarrierArriveExpect(full, (both ? 2 : 1) * bytes + input_bytes);
-        device::BulkCopyEvictFirst(data, weights, bytes, full, policy);
+        uint32_t weights_here = full;
+        if (kAhead && ahead > 0) {
+          weights_here = early + 8 * stage;
+          device::BarrierArriveExpect(weights_here, (both ? 2 : 1) * bytes);
+          device::BarrierArriveExpect(full, input_bytes);
+          --ahead;
+        } else {
+          device::BarrierArriveExpect(full, (both ? 2 : 1) * bytes + input_bytes);
+        }
+        device::BulkCopyEvictFirst(data, weights, bytes, weights_here, policy);
         if (both) {
           device::BulkCopyEvictFirst(data + kStageWeights,
                                      weights + static_cast<int64_t>(args.pairs) * kPairWeights,
-                                     bytes, full, policy);
+                                     bytes, weights_here, policy);
         }
         weights += bytes;
         if (streamed) {
@@ -244,6 +248,54 @@ struct StageAddress {
   uint32_t b;                    // of the first pair of the first group
 };
 
+// Decodes a warp's tiles of a pair of tile rows of the stage.
+template <int K, int kCodebook, int TC>
+__device__ __forceinline__ void DecodePairOfTiles(const StageAddress& at,
+                                                  int pair,
+                                                  uint32_t shift,
+                                                  uint32_t (&a)[TC][2][4]) {
+#pragma unroll
+  for (int c = 0; c < TC; ++c) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t offset = (8 * (2 * pair + r) + c) * kTileBytesPerBit * K;
+      TileWords<K> words;
+      words.w[0] = device::LoadShared(at.word0 + offset);
+      words.w[1] = device::LoadShared(at.word1 + offset);
+      if constexpr (K > 4) words.w[2] = device::LoadShared(at.word2 + offset);
+      DecodeTile<K, kCodebook>(words, shift, a[c][r]);
+    }
+  }
+}
+
+// A decoded pair of tile rows times the rows.
+template <int TC, int NT, int kGroups>
+__device__ __forceinline__ void MultiplyDecoded(const uint32_t (&a)[TC][2][4],
+                                                uint32_t b,
+                                                float (&acc)[TC][NT][4]) {
+  // The two tile rows of an accumulator depend on each other: other accumulators go between them,
+  // as far as registers allow.
+  constexpr int kBatch = TC == 1 ? (kGroups % 2 == 0 ? 2 : 1) : kGroups % 3 == 0 ? 3 : 1;
+#pragma unroll
+  for (int g0 = 0; g0 < kGroups; g0 += kBatch) {
+    uint4 x[kBatch];
+#pragma unroll
+    for (int g = 0; g < kBatch; ++g)
+      x[g] = device::LoadShared128(b + (g0 + g) * kPairBytes);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int g = 0; g < kBatch; ++g) {
+#pragma unroll
+        for (int c = 0; c < TC; ++c) {
+          device::MmaF16(acc[c][g0 + g], a[c][r], r == 0 ? x[g].x : x[g].z,
+                         r == 0 ? x[g].y : x[g].w);
+        }
+      }
+    }
+  }
+}
+
 // `kPairs` pairs of tile rows for `kGroups` row groups; groups that the task has not are multiplied
 // too, but never stored.
 template <int K, int kCodebook, int TC, int NT, int kGroups, int kPairs>
@@ -251,44 +303,12 @@ __device__ __forceinline__ void MultiplyPairs(const StageAddress& at,
                                               uint32_t shift,
                                               uint32_t pair_inputs,
                                               float (&acc)[TC][NT][4]) {
-  constexpr int kTile = kTileBytesPerBit * K;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const uint32_t b = at.b + (NT == 1 ? i * kPairBytes : i * pair_inputs);
     uint32_t a[TC][2][4];
-#pragma unroll
-    for (int c = 0; c < TC; ++c) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint32_t offset = (8 * (2 * i + r) + c) * kTile;
-        TileWords<K> words;
-        words.w[0] = device::LoadShared(at.word0 + offset);
-        words.w[1] = device::LoadShared(at.word1 + offset);
-        if constexpr (K > 4) words.w[2] = device::LoadShared(at.word2 + offset);
-        DecodeTile<K, kCodebook>(words, shift, a[c][r]);
-      }
-    }
-    // The two tile rows of an accumulator depend on each other: other accumulators go between them,
-    // as far as registers allow.
-    constexpr int kBatch = TC == 1 ? (kGroups % 2 == 0 ? 2 : 1) : kGroups % 3 == 0 ? 3 : 1;
-#pragma unroll
-    for (int g0 = 0; g0 < kGroups; g0 += kBatch) {
-      uint4 x[kBatch];
-#pragma unroll
-      for (int g = 0; g < kBatch; ++g)
-        x[g] = device::LoadShared128(b + (g0 + g) * kPairBytes);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int g = 0; g < kBatch; ++g) {
-#pragma unroll
-          for (int c = 0; c < TC; ++c) {
-            device::MmaF16(acc[c][g0 + g], a[c][r], r == 0 ? x[g].x : x[g].z,
-                           r == 0 ? x[g].y : x[g].w);
-          }
-        }
-      }
-    }
+    DecodePairOfTiles<K, kCodebook, TC>(at, i, shift, a);
+    MultiplyDecoded<TC, NT, kGroups>(a, b, acc);
   }
 }
 
@@ -342,6 +362,45 @@ __device__ __forceinline__ void Release(const GemmArgs& args,
   }
 }
 
+// Multiplies the next `left` pairs of the ring.
+template <int K, int kCodebook, int TC, int NT, int kStagePairs, int U>
+__device__ __forceinline__ void MultiplyRun(const GemmArgs& args,
+                                            int left,
+                                            int num_groups,
+                                            uint32_t pair_inputs,
+                                            uint32_t barriers,
+                                            uint32_t ring_base,
+                                            const LaneWindow& window,
+                                            uint32_t& next_resident,
+                                            Ring& ring,
+                                            float (&acc)[TC][NT][4]) {
+  constexpr int kRowBytes = 8 * kTileBytesPerBit * K;
+  const bool resident = args.resident != 0;
+#pragma unroll 1
+  for (; left >= kStagePairs; left -= kStagePairs) {
+    device::BarrierWait(ring.barrier, ring.parity);
+    const StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
+    MultiplyGroups<K, kCodebook, TC, NT, kStagePairs>(at, window.shift, num_groups, pair_inputs,
+                                                      acc);
+    next_resident += kStagePairs * pair_inputs;
+    Release(args, ring, ring_base, barriers);
+  }
+  if (left > 0) {
+    device::BarrierWait(ring.barrier, ring.parity);
+    StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
+#pragma unroll 1
+    for (int i = 0; i < left; ++i) {
+      MultiplyPairs<K, kCodebook, TC, NT, NT, 1>(at, window.shift, pair_inputs, acc);
+      at.word0 += 2 * kRowBytes;
+      at.word1 += 2 * kRowBytes;
+      at.word2 += 2 * kRowBytes;
+      at.b += pair_inputs;
+    }
+    next_resident += static_cast<uint32_t>(left) * pair_inputs;
+    Release(args, ring, ring_base, barriers);
+  }
+}
+
 // Multiplies one task. Leaves the sums in acc: of the only segment, or of all of them.
 template <int K, int kCodebook, int TC, int NT, int kStagePairs, int U = 1>
 __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
@@ -353,9 +412,7 @@ __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
                                              const LaneWindow& window,
                                              Ring& ring,
                                              float (&acc)[TC][NT][4]) {
-  constexpr int kRowBytes = 8 * kTileBytesPerBit * K;
   const uint32_t lane = threadIdx.x & 31;
-  const bool resident = args.resident != 0;
   const uint32_t pair_inputs =
       NT == 1 ? kPairBytes : static_cast<uint32_t>(task.num_groups) * kPairBytes;
   uint32_t next_resident = resident_b + lane * 16;
@@ -370,29 +427,9 @@ __device__ __forceinline__ void MultiplyTask(const GemmArgs& args,
           acc[c][g][i] = 0.0f;
       }
     }
-#pragma unroll 1
-    for (; left >= kStagePairs; left -= kStagePairs) {
-      device::BarrierWait(ring.barrier, ring.parity);
-      const StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
-      MultiplyGroups<K, kCodebook, TC, NT, kStagePairs>(at, window.shift, task.num_groups,
-                                                        pair_inputs, acc);
-      next_resident += kStagePairs * pair_inputs;
-      Release(args, ring, ring_base, barriers);
-    }
-    if (left > 0) {
-      device::BarrierWait(ring.barrier, ring.parity);
-      StageAddress at = Address<kStagePairs, K, TC, U>(ring, window, resident, next_resident);
-#pragma unroll 1
-      for (int i = 0; i < left; ++i) {
-        MultiplyPairs<K, kCodebook, TC, NT, NT, 1>(at, window.shift, pair_inputs, acc);
-        at.word0 += 2 * kRowBytes;
-        at.word1 += 2 * kRowBytes;
-        at.word2 += 2 * kRowBytes;
-        at.b += pair_inputs;
-      }
-      next_resident += static_cast<uint32_t>(left) * pair_inputs;
-      Release(args, ring, ring_base, barriers);
-    }
+    MultiplyRun<K, kCodebook, TC, NT, kStagePairs, U>(args, left, task.num_groups, pair_inputs,
+                                                      barriers, ring_base, window, next_resident,
+                                                      ring, acc);
     if (task.segment_end - task.segment_begin == 1) return;
     float4* mine = totals + threadIdx.x;
     const bool is_first = segment == task.segment_begin;
@@ -544,6 +581,22 @@ __device__ __forceinline__ bool SameInputs(const GemmArgs& args, const Task& tas
   return previous.matrix == task.matrix && previous.segment_begin == task.segment_begin;
 }
 
+// Rotates the inputs of a task if the block does that and does not have them.
+template <int TC, int U>
+__device__ __forceinline__ void RotateResident(const GemmArgs& args,
+                                               const Task& task,
+                                               int task_index,
+                                               uint32_t shared) {
+  if (!args.resident || SameInputs(args, task, task_index)) return;
+  device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
+  RotateInputs(
+      args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
+      SegmentBegin(args, task.segment_end), shared + static_cast<uint32_t>(args.resident_offset),
+      static_cast<int>(threadIdx.x / 32), kWarps<TC, U>,
+      [](uint32_t at, auto v) { device::StoreShared(at, v); }, [] {});
+  device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
+}
+
 template <int K, int kCodebook, int TC, int NT, int kStagePairs, int U = 1>
 __device__ __forceinline__ void RunTask(const GemmArgs& args,
                                         const MoeEntry* entries,
@@ -557,16 +610,7 @@ __device__ __forceinline__ void RunTask(const GemmArgs& args,
   float* z = reinterpret_cast<float*>(shared + args.z_offset);
   {
     const Task task = MakeTask(args, entries, task_index);
-    if (args.resident && !SameInputs(args, task, task_index)) {
-      device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
-      RotateInputs(
-          args, args.matrices[task.matrix], SegmentBegin(args, task.segment_begin),
-          SegmentBegin(args, task.segment_end),
-          device::SharedAddress(shared) + static_cast<uint32_t>(args.resident_offset),
-          static_cast<int>(threadIdx.x / 32), kWarps<TC, U>,
-          [](uint32_t at, auto v) { device::StoreShared(at, v); }, [] {});
-      device::NamedBarrier(kConsumerBarrier, kConsumers<TC, U>);
-    }
+    RotateResident<TC, U>(args, task, task_index, device::SharedAddress(shared));
     const uint32_t shared_address = device::SharedAddress(shared);
     MultiplyTask<K, kCodebook, TC, NT, kStagePairs, U>(
         args, task, shared_address, shared_address + kSharedHeaderBytes,
@@ -600,47 +644,6 @@ __device__ __forceinline__ void Consume(const GemmArgs& args,
                                                  ring);
     }
   }
-}
-
-// Sorts the (row, expert) slots of a few rows by expert; all threads of the block. An expert's
-// groups are numbered from its first sorted position, so that a single slot finds its place without
-// the rest.
-__device__ __forceinline__ void SortRoute(const GemmArgs& args,
-                                          SharedHeader* header,
-                                          SharedRoute* route) {
-  const int n = args.rows * args.num_chosen;
-  const int tid = static_cast<int>(threadIdx.x);
-  for (int i = tid; i < n; i += static_cast<int>(blockDim.x)) {
-    route->id[i] = args.ids[i];
-    route->head[i] = 0;
-  }
-  if (tid == 0) header->num_entries = 0;
-  __syncthreads();
-  for (int i = tid; i < n; i += static_cast<int>(blockDim.x)) {
-    const int id = route->id[i];
-    int less = 0, before = 0, equal = 0;
-    for (int j = 0; j < n; ++j) {
-      const int other = route->id[j];
-      less += other < id;
-      equal += other == id;
-      before += other == id && j < i;
-    }
-    route->order[less + before] = i;
-    if (before == 0) {
-      route->head[less] = equal;
-      atomicAdd(&header->num_entries, 1);
-    }
-  }
-  __syncthreads();
-  for (int p = tid; p < n; p += static_cast<int>(blockDim.x)) {
-    const int count = route->head[p];
-    if (count == 0) continue;
-    int rank = 0;
-    for (int j = 0; j < p; ++j)
-      rank += route->head[j] != 0;
-    route->entry[rank] = MoeEntry{route->id[route->order[p]], p, count, p};
-  }
-  __syncthreads();
 }
 
 // Brings what the block needs after the wait near while the previous kernel finishes: its
@@ -689,18 +692,7 @@ __global__ void __launch_bounds__(kConsumers<TC> + 32, kBlocksByRegisters<NT>)
   // Routing is older than the previous kernel, which rotated or activated the inputs.
   const MoeEntry* entries = args.entries;
   const int32_t* order = args.order;
-  int num_entries = 0;
-  if (args.kind != GemmKind::kLinear) {
-    if (args.small) {
-      SharedRoute* route = reinterpret_cast<SharedRoute*>(shared + args.route_offset);
-      SortRoute(args, header, route);
-      entries = route->entry;
-      order = route->order;
-      num_entries = header->num_entries;
-    } else {
-      num_entries = *args.num_entries;
-    }
-  }
+  const int num_entries = args.kind == GemmKind::kLinear ? 0 : *args.num_entries;
   __syncthreads();
   const int num_tasks = NumTasks(args, num_entries);
   if (threadIdx.x >= kConsumers<TC>) {

@@ -28,6 +28,16 @@ constexpr int StagePairs(int groups) {
   return groups > 6 ? 2 : 4;
 }
 
+// Pairs of tile rows that a warp keeps in registers when it decodes ahead.
+constexpr int KeptPairs(int units, int groups) {
+  return units == 1 && groups <= 4 ? 4 : 2;
+}
+
+// Whether the kernels for clusters and for tasks in rounds decode ahead.
+constexpr bool DecodesAhead(bool clusters, int units, int groups) {
+  return units == 2 ? groups == 1 : clusters;
+}
+
 // Blocks per SM that the registers of a kernel for `groups` row groups are cut for.
 constexpr int BlocksByRegisters(int groups) {
   return groups > 0 ? 2 : 0;
@@ -105,7 +115,10 @@ struct GemmArgs {
   int32_t x_type, y_type;
   // Ring in shared memory.
   int32_t num_stages, stage_bytes;
-  int32_t resident_offset, z_offset, route_offset;
+  int32_t resident_offset, z_offset;
+  // Stages that may be decoded before the wait; their first pairs stay in registers (KeptPairs),
+  // the others in shared memory.
+  int32_t ahead_stages, ahead_offset;
   // Linear.
   int32_t num_matrices, num_units, tile_groups, num_tiles, num_groups;
   int32_t task_units = 1;  // blocks of outputs of a task: 1 or 2
@@ -114,7 +127,6 @@ struct GemmArgs {
   const MoeExpert* experts;
   int32_t num_blocks;  // n / 128 of the stage
   int32_t num_chosen;
-  int32_t small;         // 1: blocks sort the ids themselves; 0: entries, order, num_entries
   const int32_t* ids;    // [rows, num_chosen]
   const float* weights;  // [rows, num_chosen]
   const MoeEntry* entries;

@@ -10,10 +10,39 @@ namespace twinspark::exl3 {
 namespace {
 
 constexpr int kMaxRing = 8;                 // stages; more were not faster
+constexpr size_t kLeastStages = 3;          // of a ring beside another block
 constexpr size_t kReservedPerBlock = 1024;  // what the driver takes of every block's share
 
 size_t RoundUp(size_t bytes) {
   return (bytes + 127) / 128 * 128;
+}
+
+// Reduces args->ahead_stages to less than the shortest segment has and to what fits beside a ring
+// of the least size; returns the bytes of shared memory that the decoded tiles take.
+size_t PlanAhead(int kernel_groups, size_t stage, size_t budget, GemmArgs* args) {
+  if (args->ahead_stages == 0) return 0;
+  constexpr size_t kDecodedTile = 512;
+  const size_t pair_bytes = static_cast<size_t>(args->task_units) * 2 * 8 * kDecodedTile;
+  const int stage_pairs = StagePairs(kernel_groups);
+  const int kept = KeptPairs(args->task_units, kernel_groups);
+  // One group of rows takes little of the ring, and a shorter one was slower.
+  const size_t least_stages = kernel_groups == 1 && args->task_units == 1 ? 4 : kLeastStages;
+  int shortest = args->pairs;
+  for (int s = 0; s < args->num_segments; ++s) {
+    shortest = std::min(shortest, args->segment_begin[s + 1] - args->segment_begin[s]);
+  }
+  // Streamed inputs come into the stages of their weights, which wait for them in the ring.
+  const auto bytes = [&](int stages) {
+    return static_cast<size_t>(stages * stage_pairs - kept) * pair_bytes;
+  };
+  int stages = std::min(args->ahead_stages, kMaxAheadStages);
+  while (stages > 0 &&
+         (stages * stage_pairs >= shortest ||
+          std::max(least_stages, static_cast<size_t>(stages)) * stage + bytes(stages) > budget)) {
+    --stages;
+  }
+  args->ahead_stages = stages;
+  return stages == 0 ? 0 : bytes(stages);
 }
 
 }  // namespace
@@ -22,16 +51,13 @@ CudaStatus LayOutShared(const CudaDevice& device,
                         int bits,
                         int kernel_groups,
                         int longest_pairs,
-                        bool route,
                         GemmArgs* args,
                         size_t* shared_bytes) {
   const size_t units = static_cast<size_t>(args->task_units);
   const size_t pair_weights = units * 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
   const size_t pair_inputs = args->resident ? 0 : static_cast<size_t>(kernel_groups) * kPairBytes;
   const size_t resident =
-      args->resident
-          ? RoundUp(static_cast<size_t>(kernel_groups) * (longest_pairs + 3) * kPairBytes)
-          : 0;
+      args->resident ? RoundUp(static_cast<size_t>(kernel_groups) * longest_pairs * kPairBytes) : 0;
   size_t z = 0;  // rows of outputs, or the sums of earlier segments
   if (args->whole && args->kind == GemmKind::kLinear) {
     z = units * static_cast<size_t>(kernel_groups) * kGroupRows * kZStride * sizeof(float);
@@ -41,8 +67,7 @@ CudaStatus LayOutShared(const CudaDevice& device,
                  units * static_cast<size_t>(kernel_groups) * kGroupRows * kBlockN * sizeof(float));
   }
   z = RoundUp(z);
-  const size_t route_bytes = route ? RoundUp(sizeof(SharedRoute)) : 0;
-  const size_t fixed = kSharedHeaderBytes + resident + z + route_bytes;
+  const size_t fixed = kSharedHeaderBytes + resident + z;
   const int stage_pairs = StagePairs(kernel_groups);
   const size_t stage = RoundUp(stage_pairs * (pair_weights + pair_inputs));
   // As many blocks per SM as registers allow if a ring of four stages fits; in the end one with
@@ -53,16 +78,17 @@ CudaStatus LayOutShared(const CudaDevice& device,
                  device.shared_bytes_per_sm / blocks - kReservedPerBlock -
                      (args->kind == GemmKind::kLinear && !args->resident ? kReservedPerBlock : 0));
     if (fixed + (blocks >= 3 ? 4 : blocks == 2 ? 3 : 2) * stage > budget) continue;
-    args->num_stages =
-        static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
+    const size_t ahead = PlanAhead(kernel_groups, stage, budget - fixed, args);
+    args->num_stages = static_cast<int>(
+        std::min<size_t>((budget - fixed - ahead) / stage, static_cast<size_t>(kMaxRing)));
     args->stage_bytes = static_cast<int>(stage);
     size_t offset = kSharedHeaderBytes + args->num_stages * stage;
     args->resident_offset = static_cast<int>(offset);
     offset += resident;
     args->z_offset = static_cast<int>(offset);
     offset += z;
-    args->route_offset = static_cast<int>(offset);
-    *shared_bytes = offset + route_bytes;
+    args->ahead_offset = static_cast<int>(offset);
+    *shared_bytes = offset + ahead;
     return {};
   }
   return CudaError(-1, "exl3: %d row groups at K = %d need more shared memory than %zu bytes",
@@ -76,7 +102,6 @@ CudaStatus LayOutCluster(const CudaDevice& device,
                          GemmArgs* args,
                          size_t* shared_bytes,
                          int* blocks_per_sm) {
-  constexpr size_t kLeastStages = 3;
   const size_t groups = static_cast<size_t>(kernel_groups);
   const size_t units = static_cast<size_t>(args->task_units);
   const size_t pair_weights = units * 2 * 8 * static_cast<size_t>(kTileBytesPerBit) * bits;
@@ -93,12 +118,14 @@ CudaStatus LayOutCluster(const CudaDevice& device,
                                    device.shared_bytes_per_sm / blocks - kReservedPerBlock -
                                        (args->resident ? 0 : kReservedPerBlock));  // to rotate
     if (fixed + kLeastStages * stage > budget) continue;
-    args->num_stages =
-        static_cast<int>(std::min<size_t>((budget - fixed) / stage, static_cast<size_t>(kMaxRing)));
+    const size_t ahead = PlanAhead(kernel_groups, stage, budget - fixed, args);
+    args->num_stages = static_cast<int>(
+        std::min<size_t>((budget - fixed - ahead) / stage, static_cast<size_t>(kMaxRing)));
     args->stage_bytes = static_cast<int>(stage);
     args->resident_offset = static_cast<int>(kSharedHeaderBytes + args->num_stages * stage);
     args->z_offset = args->resident_offset + static_cast<int>(resident);
-    *shared_bytes = fixed + args->num_stages * stage;
+    args->ahead_offset = args->z_offset + static_cast<int>(buffer);
+    *shared_bytes = fixed + args->num_stages * stage + ahead;
     *blocks_per_sm = blocks;
     return {};
   }

@@ -18,11 +18,11 @@ inline constexpr int kResidentRows = 4;
 inline constexpr size_t kResidentLimit = 60 * 1024;
 
 // Fills the ring and offset fields of `args`. `longest_pairs`: of a task, for resident inputs.
+// args->ahead_stages: how many may be decoded ahead; in the end how many are (0 needs no cuts).
 CudaStatus LayOutShared(const CudaDevice& device,
                         int bits,
                         int kernel_groups,
                         int longest_pairs,
-                        bool route,
                         GemmArgs* args,
                         size_t* shared_bytes);
 

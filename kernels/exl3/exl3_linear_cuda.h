@@ -23,7 +23,7 @@ namespace twinspark {
 enum class LinearPath : int32_t {
   kAuto,
   kTasks,             // tasks in rounds, segment sums through scratch
-  kTasksOfTwo,        // two blocks of outputs a task, up to 16 rows
+  kTasksOfTwo,        // two blocks of outputs a task, up to 24 rows
   kTasksWarpgroup,    // x rotated before; the tensor instructions of compute capability 9.0
   kClusters,          // segment sums meet inside a cluster; blocks rotate their own input
   kClustersOfTwo,     // two blocks of outputs a task, up to 24 rows

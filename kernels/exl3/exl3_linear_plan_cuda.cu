@@ -57,7 +57,7 @@ CudaStatus Validate(const Exl3LinearCudaParams& p) {
 }
 
 // Largest number of rows of the paths with two blocks of outputs a task.
-constexpr int kMaxRowsOfTwo = 16, kMaxClusterRowsOfTwo = 24;
+constexpr int kMaxRowsOfTwo = 24;
 
 // Rows above which warpgroup instructions are faster.
 constexpr int kWarpgroupRows = 24;
@@ -94,8 +94,7 @@ bool HasWay(const Exl3LinearCudaParams& params,
   if (way.form == TaskForm::kOne) return true;
   if (params.codebook != 2 || params.rows > kMaxFewRows) return false;
   if (way.form == TaskForm::kTwo) {  // both blocks have the same input
-    const int most = way.clusters ? kMaxClusterRowsOfTwo : kMaxRowsOfTwo;
-    if (params.rows > most || args.num_units < 2) return false;
+    if (params.rows > kMaxRowsOfTwo || args.num_units < 2) return false;
     for (int i = 0; args.num_matrices > 1 && i < args.num_matrices; ++i) {
       if (params.matrices[i].num_blocks % 2 != 0) return false;
     }
@@ -128,6 +127,20 @@ size_t RotatedBytes(const GemmArgs& args) {
              : static_cast<size_t>(args.num_matrices) * args.num_groups * args.pairs * kPairBytes;
 }
 
+// Stages that blocks in clusters decode ahead, as measured: many if the block starts long before
+// the wait is over, that is with streamed inputs and where SMs are left; few otherwise.
+int ClusterAhead(const GemmArgs& args, int kernel_groups, int grid, int num_sms) {
+  if (!DecodesAhead(/*clusters=*/true, args.task_units, kernel_groups)) return 0;
+  const bool beside = grid > num_sms;
+  if (args.task_units == 2) return !args.resident || args.rows == 1 ? 1 : 0;
+  constexpr int kLongSegment = 20;
+  if (args.resident) {
+    return beside ? 0 : args.rows > 1 && args.pairs >= kLongSegment * args.num_segments ? 2 : 1;
+  }
+  if (beside) return kernel_groups <= 2 ? 1 : 2;
+  return kernel_groups <= 3 ? 3 : 0;
+}
+
 // Fills `plan` for clusters; false if that does not fit, all clusters at once.
 bool PlanClusters(const Exl3LinearCudaParams& params,
                   const CudaDevice& device,
@@ -145,6 +158,8 @@ bool PlanClusters(const Exl3LinearCudaParams& params,
   plan->form = way.form;
   plan->kernel_groups = KernelGroups(args, way.form);
   const int tasks = (args.num_units + args.task_units - 1) / args.task_units;
+  plan->grid = tasks * args.num_segments;
+  args.ahead_stages = ClusterAhead(args, plan->kernel_groups, plan->grid, device.num_sms);
   int blocks_per_sm = 0;
   if (!LayOutCluster(device, params.bits, plan->kernel_groups, LongestSegment(args), &args,
                      &plan->shared_bytes, &blocks_per_sm)
@@ -152,11 +167,10 @@ bool PlanClusters(const Exl3LinearCudaParams& params,
       tasks > device.cluster_places[blocks_per_sm - 1][args.num_segments]) {
     return false;
   }
-  plan->grid = tasks * args.num_segments;
   plan->cluster = args.num_segments;
-  // Where half of the SMs stay empty, one a SM was not enough.
-  plan->rotate_blocks =
-      (plan->grid > device.num_sms || args.task_units == 2 ? 1 : 2) * device.num_sms;
+  // Where half of the SMs stay empty, one a SM was not enough; where all have work, none is needed.
+  const int waiting = plan->grid > device.num_sms ? 0 : args.task_units == 2 ? 1 : 2;
+  plan->rotate_blocks = waiting * device.num_sms;
   plan->xh_bytes = RotatedBytes(args);
   plan->partial_bytes = 0;
   plan->args = args;
@@ -187,13 +201,15 @@ CudaStatus PlanTasks(const Exl3LinearCudaParams& params,
   // has the same segment.
   args.resident = params.rows <= kResidentRows && form != TaskForm::kWarpgroup;
   plan->kernel_groups = params.codebook == 2 ? KernelGroups(args, form) : kMaxTileGroups;
+  args.ahead_stages =
+      DecodesAhead(/*clusters=*/false, args.task_units, plan->kernel_groups) ? 1 : 0;
   const int longest = args.whole ? args.pairs : LongestSegment(args);
   if (args.resident &&
       static_cast<size_t>(plan->kernel_groups) * longest * kPairBytes > kResidentLimit) {
     args.resident = 0;
   }
-  if (CudaStatus status = LayOutShared(device, params.bits, plan->kernel_groups, longest,
-                                       /*route=*/false, &args, &plan->shared_bytes);
+  if (CudaStatus status = LayOutShared(device, params.bits, plan->kernel_groups, longest, &args,
+                                       &plan->shared_bytes);
       !status.ok()) {
     return status;
   }
@@ -238,15 +254,16 @@ CudaStatus ChoosePath(const Exl3LinearCudaParams& params,
   if (rows > kMaxFewRows) return PlanPath(params, device, args, LinearPath::kTasks, plan);
   const int tasks_of_two = (args.num_units + 1) / 2 * args.num_segments;
   // A kernel that rotates x costs about as much as the warps of a block need for one job each.
-  constexpr int kConsumerWarps = 8;
+  constexpr int kConsumerWarps = 8, kResidentRowsBeside = 2;
   const int jobs = (LongestSegment(args) + 3) / 4 * ((rows + 3) / 4);
-  const bool streamed = rows > kGroupRows || jobs > kConsumerWarps;
+  const bool beside = args.num_units * args.num_segments > device.num_sms;  // two blocks an SM
+  const bool streamed =
+      rows > kGroupRows || jobs > kConsumerWarps || (beside && rows > kResidentRowsBeside);
   // Two blocks of outputs a task if every task then has an SM of its own, and the next launch gets
   // ready in its other half. Without the kernel that rotates, blocks of the next launch come to lie
   // two on an SM, unless hardly an SM is without one.
   constexpr int kLongSegment = 16;
-  const bool two = args.num_units * args.num_segments > device.num_sms &&
-                   args.num_segments <= kMaxClusterSize &&
+  const bool two = beside && args.num_segments <= kMaxClusterSize &&
                    (args.num_units + 1) / 2 <= device.cluster_places[0][args.num_segments] &&
                    LongestSegment(args) >= kLongSegment;
   const bool full = 10 * tasks_of_two >= 9 * device.num_sms;

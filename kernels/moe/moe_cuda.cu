@@ -401,8 +401,7 @@ CudaStatus LaunchProduct(const MoeCudaParams& p,
   const int longest =
       args.whole ? args.pairs : (args.pairs + args.num_segments - 1) / args.num_segments;
   size_t shared_bytes = 0;
-  if (CudaStatus status =
-          LayOutShared(device, bits, kernel_groups, longest, false, &args, &shared_bytes);
+  if (CudaStatus status = LayOutShared(device, bits, kernel_groups, longest, &args, &shared_bytes);
       !status.ok()) {
     return status;
   }
