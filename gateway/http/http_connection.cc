@@ -1,6 +1,9 @@
 #include "gateway/http/http_connection.h"
 
+#include <algorithm>
 #include <ctime>
+#include <functional>
+#include <iterator>
 
 #include <boost/asio/post.hpp>
 #include <netinet/tcp.h>
@@ -145,14 +148,28 @@ void HttpConnection::RunTask(absl::FunctionRef<void()> task) {
 }
 
 void HttpConnection::After(int64_t delay_ms, std::function<void()> task) {
-  const auto timer = std::make_shared<asio::steady_timer>(socket_.get_executor());
-  timer->expires_after(milliseconds(delay_ms));
-  timer->async_wait([weak = weak_from_this(), timer, task = std::move(task)](const error_code& ec) {
-    const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr) return;
-    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
-    if (!self->is_closed() && !self->core_->stopped.load()) task();
-  });
+  later_.push_back({std::chrono::steady_clock::now() + milliseconds(delay_ms), std::move(task)});
+  WaitForLater();
+}
+
+void HttpConnection::WaitForLater() {
+  if (later_.empty()) return;
+  const auto first = std::min_element(later_.begin(), later_.end(),
+                                      [](const auto& a, const auto& b) { return a.due < b.due; });
+  later_timer_.Set(*this, first->due);
+}
+
+void HttpConnection::OnLater() {
+  const auto now = std::chrono::steady_clock::now();
+  const auto is_due = [&](const LaterTask& task) { return task.due <= now; };
+  const auto first_due = std::stable_partition(later_.begin(), later_.end(), std::not_fn(is_due));
+  std::vector<LaterTask> due(std::make_move_iterator(first_due),
+                             std::make_move_iterator(later_.end()));
+  later_.erase(first_due, later_.end());
+  WaitForLater();
+  for (const LaterTask& task : due) {
+    if (!is_closed() && !core_->stopped.load()) RunTask(task.run);
+  }
 }
 
 void HttpConnection::Read() {
@@ -226,7 +243,7 @@ void HttpConnection::Advance() {
 void HttpConnection::Handle() {
   phase_ = Phase::kHandling;
   UncountBody();
-  deadline_.cancel();
+  deadline_.Clear();
   HttpRequest request = parser_.TakeRequest();
   closes_after_ = !request.keep_alive || core_->draining.load();
   answer_complete_ = false;
@@ -239,7 +256,7 @@ void HttpConnection::Handle() {
 void HttpConnection::RefuseRequest(int status, std::string_view message) {
   phase_ = Phase::kHandling;
   UncountBody();
-  deadline_.cancel();
+  deadline_.Clear();
   closes_after_ = true;
   lingers_ = true;
   HttpResponse response;
@@ -252,14 +269,7 @@ void HttpConnection::RefuseRequest(int status, std::string_view message) {
 }
 
 void HttpConnection::SetDeadline(int64_t delay_ms) {
-  deadline_.expires_after(milliseconds(delay_ms));
-  deadline_.async_wait([weak = weak_from_this()](const error_code& ec) {
-    const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr) return;
-    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
-    // A wait that ended just before the timer was set again must not count.
-    if (self->deadline_.expiry() <= std::chrono::steady_clock::now()) self->OnDeadline();
-  });
+  deadline_.Set(*this, std::chrono::steady_clock::now() + milliseconds(delay_ms));
 }
 
 void HttpConnection::OnDeadline() {
@@ -320,17 +330,10 @@ void HttpConnection::StartStream(const HttpRequest& request,
 
 // Sends the keep-alive text if nothing was written for the period, and waits for the next time.
 void HttpConnection::OnKeepalive() {
+  if (phase_ != Phase::kHandling || answer_complete_ || keepalive_.empty()) return;
   const milliseconds period(core_->options.keepalive_ms);
   if (std::chrono::steady_clock::now() - last_write_ >= period) Write(keepalive_);
-  keepalive_timer_.expires_at(last_write_ + period);
-  keepalive_timer_.async_wait([weak = weak_from_this()](const error_code& ec) {
-    const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr) return;
-    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
-    if (self->phase_ == Phase::kHandling && !self->answer_complete_ && !self->keepalive_.empty()) {
-      self->OnKeepalive();
-    }
-  });
+  keepalive_timer_.Set(*this, last_write_ + period);
 }
 
 void HttpConnection::Write(std::string_view piece) {
@@ -354,7 +357,7 @@ void HttpConnection::Write(std::string_view piece) {
 void HttpConnection::EndStream(bool close) {
   if (phase_ != Phase::kHandling) return;
   keepalive_.clear();
-  keepalive_timer_.cancel();
+  keepalive_timer_.Clear();
   if (close) closes_after_ = true;
   answer_complete_ = true;
   if (is_chunked_) {
@@ -422,12 +425,13 @@ bool HttpConnection::Sent(size_t num_bytes) {
 
 void HttpConnection::WaitAndWrite() {
   is_writing_ = true;
-  last_progress_ = std::chrono::steady_clock::now();
-  WatchProgress();
+  stall_timer_.Set(*this,
+                   std::chrono::steady_clock::now() + milliseconds(core_->options.write_stall_ms));
   socket_.async_write_some(UnsentPieces(),
                            [self = shared_from_this()](const error_code& ec, size_t n) {
                              const std::lock_guard<std::mutex> lock(self->owner_mutex_);
                              self->is_writing_ = false;
+                             self->stall_timer_.Clear();
                              if (self->phase_ == Phase::kClosed) return;
                              if (ec) {
                                self->ClientGone(ec.message());
@@ -439,25 +443,9 @@ void HttpConnection::WaitAndWrite() {
                            });
 }
 
-// Ends a connection whose write has not moved for the whole period.
-void HttpConnection::WatchProgress() {
-  if (stall_timer_is_armed_) return;
-  stall_timer_is_armed_ = true;
-  const milliseconds period(core_->options.write_stall_ms);
-  stall_timer_.expires_at(last_progress_ + period);
-  stall_timer_.async_wait([weak = weak_from_this(), period](const error_code& ec) {
-    const std::shared_ptr<HttpConnection> self = weak.lock();
-    if (ec || self == nullptr) return;
-    const std::lock_guard<std::mutex> lock(self->owner_mutex_);
-    if (self->phase_ == Phase::kClosed) return;
-    self->stall_timer_is_armed_ = false;
-    if (!self->is_writing_) return;
-    if (std::chrono::steady_clock::now() - self->last_progress_ >= period) {
-      self->ClientGone("it takes no bytes");
-    } else {
-      self->WatchProgress();
-    }
-  });
+// A write has not moved for the whole period.
+void HttpConnection::OnStall() {
+  ClientGone("it takes no bytes");
 }
 
 // Every queued byte is with the kernel.
@@ -465,6 +453,8 @@ void HttpConnection::OnDrained() {
   if (phase_ != Phase::kHandling) return;
   if (!answer_complete_) return;
   exchange_.reset();
+  later_.clear();
+  later_timer_.Clear();
   if (closes_after_ || core_->draining.load()) {
     error_code ignored;
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
@@ -515,9 +505,11 @@ void HttpConnection::Close() {
   error_code ignored;
   socket_.shutdown(tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);
-  deadline_.cancel();
-  keepalive_timer_.cancel();
-  stall_timer_.cancel();
+  for (LazyTimer<HttpConnection>* timer :
+       {&deadline_, &keepalive_timer_, &stall_timer_, &later_timer_}) {
+    timer->Cancel();
+  }
+  later_.clear();
 }
 
 }  // namespace twinspark::gateway

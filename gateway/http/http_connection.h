@@ -29,13 +29,13 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 
 #include "gateway/http/http_parser.h"
 #include "gateway/http/http_server.h"
+#include "gateway/http/lazy_timer.h"
 
 namespace twinspark::gateway {
 
@@ -67,9 +67,10 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   HttpConnection(std::shared_ptr<HttpServerCore> core, boost::asio::ip::tcp::socket socket)
       : core_(std::move(core)),
         socket_(std::move(socket)),
-        deadline_(socket_.get_executor()),
-        keepalive_timer_(socket_.get_executor()),
-        stall_timer_(socket_.get_executor()),
+        deadline_(socket_.get_executor(), &HttpConnection::OnDeadline),
+        keepalive_timer_(socket_.get_executor(), &HttpConnection::OnKeepalive),
+        stall_timer_(socket_.get_executor(), &HttpConnection::OnStall),
+        later_timer_(socket_.get_executor(), &HttpConnection::OnLater),
         parser_({core_->options.max_header_bytes, core_->options.max_body_bytes}) {}
   ~HttpConnection() {
     const std::lock_guard<std::mutex> lock(core_->mutex);
@@ -84,6 +85,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Close for a thread that does not own the connection.
   void TakeAndClose();
   HttpServerCore& core() { return *core_; }
+  std::mutex& owner_mutex() { return owner_mutex_; }
 
   // Called by the exchange, by its owner.
   void Respond(const HttpRequest& request, HttpResponse response);
@@ -97,6 +99,10 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  private:
   class Exchange;
   enum class Phase { kReading, kHandling, kLinger, kClosed };
+  struct LaterTask {
+    std::chrono::steady_clock::time_point due;
+    std::function<void()> run;
+  };
 
   void RunTask(absl::FunctionRef<void()> task);
   void Read();
@@ -115,7 +121,9 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void WaitAndWrite();
   void OnDrained();
   void OnKeepalive();
-  void WatchProgress();
+  void OnStall();
+  void OnLater();
+  void WaitForLater();
   std::string Head(const HttpRequest& request, const HttpResponse& response, bool is_stream);
   void ClientGone(std::string_view why);
 
@@ -123,12 +131,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::mutex owner_mutex_;
   std::atomic<int> num_posted_{0};  // tasks of Post that have not run
   boost::asio::ip::tcp::socket socket_;
-  boost::asio::steady_timer deadline_;
-  boost::asio::steady_timer keepalive_timer_;
-  // Of a write; armed at most once per period, not per write.
-  boost::asio::steady_timer stall_timer_;
-  bool stall_timer_is_armed_ = false;
-  std::chrono::steady_clock::time_point last_progress_;
+  LazyTimer<HttpConnection> deadline_;         // of a request that is read, or does not come
+  LazyTimer<HttpConnection> keepalive_timer_;  // of a stream
+  LazyTimer<HttpConnection> stall_timer_;      // of a write
+  LazyTimer<HttpConnection> later_timer_;
+  std::vector<LaterTask> later_;  // of the request that is handled
   HttpParser parser_;
   std::array<char, 16 << 10> read_buffer_;
 

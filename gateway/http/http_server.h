@@ -37,7 +37,8 @@ class HttpExchange {
   // wake-up of a thread. For tasks that take microseconds: the connection's own thread may wait for
   // them. Thread-safe, but not to be called on the connection's executor.
   virtual bool TryRun(absl::FunctionRef<void()> task) = 0;
-  // Runs `task` after so many milliseconds unless the connection is gone by then.
+  // Runs `task` after so many milliseconds unless the answer has left or the connection is gone by
+  // then.
   virtual void After(int64_t delay_ms, std::function<void()> task) = 0;
   // Called once if the client goes, or reads too slowly, before the answer is complete.
   virtual void OnGone(std::function<void()> callback) = 0;

@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kHeadersAfterMs = 2000;
 // GenerateRequest::request_id has at most 128, of which four are for the index of a choice.
 constexpr size_t kMaxEngineIdBytes = 124;
+// Bytes and ids of the request that are written on the engine's thread.
+constexpr size_t kSmallHead = 4096;
 
 // Carries one choice's events from the engine's thread to the connection's executor. What is to be
 // done for a round is little, and done there and then where possible. What may be megabytes of JSON
@@ -29,6 +31,7 @@ class ChoiceEvents : public GenerateEvents {
       : exchange_(std::move(exchange)), job_(std::move(job)), choice_(choice) {}
 
   void OnAdmitted() override {
+    if (job_->is_head_small() && exchange_->TryRun([this] { job_->OnAdmitted(); })) return;
     exchange_->Post([job = job_] { job->OnAdmitted(); });
   }
   void OnPromptLogprobs(std::vector<TokenLogprobs> logprobs) override {
@@ -177,6 +180,14 @@ GenerateRequest GenerationJob::MakeRequest(const Choice& choice) const {
   if (options_.no_output) request.max_tokens = 1;
   request.has_stop_strings = !options_.common.stop.empty();
   return request;
+}
+
+// What comes before the first token repeats little of the request. Never changes: for any thread.
+bool GenerationJob::is_head_small() const {
+  size_t size = options_.prompt_text.size();
+  for (const JobPrompt& prompt : options_.prompts)
+    size += prompt.echo.size() + (options_.common.return_token_ids ? prompt.ids.size() : 0);
+  return size <= kSmallHead;
 }
 
 void GenerationJob::OnAdmitted() {

@@ -57,6 +57,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
                 const TextModel& text,
                 JobOptions options);
 
+  bool is_head_small() const;
   // From the engine, on the executor.
   void OnAdmitted();
   void OnPromptLogprobs(size_t choice, std::vector<TokenLogprobs> logprobs);
