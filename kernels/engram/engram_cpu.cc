@@ -20,10 +20,10 @@ namespace {
 
 constexpr int64_t kScaleGroup = 32;  // values that share a scale
 
-// One group. kFolded: 2^8 is in the scale, where that is exact; products of codes and powers of two
-// are exact, or rounded once when subnormal, either way.
+// One group of any codes. kFolded: 2^8 is in the scale, where that is exact; products of codes and
+// powers of two are exact, or rounded once when subnormal, either way.
 template <bool kFolded, class Out>
-HWY_INLINE void DequantizeGroup(const uint8_t* codes, float scale, Out* out) {
+HWY_INLINE void DequantizeAny(const uint8_t* codes, float scale, Out* out) {
   const DF d;
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));  // divides 32
   const VF factor = hn::Set(d, kFolded ? scale * 256.0f : scale);
@@ -40,8 +40,48 @@ HWY_INLINE void DequantizeGroup(const uint8_t* codes, float scale, Out* out) {
     StoreTwo<false>({decode(i), decode(i + kLanes)}, d, out + i);
 }
 
-void DequantizeRows(const EngramDequantizeParams& p, int64_t begin, int64_t end) {
+#if HWY_TARGET != HWY_SCALAR
+// Is one of the 32 codes a NaN (127 or 255)?
+HWY_INLINE bool AnyNaNCode(const uint8_t* codes) {
+  const hn::CappedTag<uint8_t, kScaleGroup> d8;
+  const auto magnitude = hn::Set(d8, uint8_t{0x7f});
+  auto found = hn::MaskFromVec(hn::Zero(d8));
+  for (int64_t i = 0; i < kScaleGroup; i += static_cast<int64_t>(hn::Lanes(d8)))
+    found = hn::Or(found, hn::Eq(hn::And(hn::LoadU(d8, codes + i), magnitude), magnitude));
+  return !hn::AllFalse(d8, found);
+}
+#endif
+
+// One group. Where no code is a NaN and no value leaves the normal numbers, values of four
+// significant bits are bf16 values, so that nothing has to be looked at or rounded.
+template <class Out>
+HWY_INLINE void DequantizeGroup(const uint8_t* codes, uint8_t scale_byte, Out* out) {
   constexpr uint8_t kLargestFolded = 127 + 100;
+  const float scale = E8M0ToF32(scale_byte);
+  if (scale_byte > kLargestFolded) return DequantizeAny<false>(codes, scale, out);
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::is_same_v<Out, Bf16>) {
+    constexpr uint8_t kSmallestNormal = 10;  // 2^-9 * 2^(10 - 127) is a normal number
+    if (HWY_LIKELY(scale_byte >= kSmallestNormal && !AnyNaNCode(codes))) {
+      const DF d;
+      const hn::Repartition<uint16_t, DF> d16;
+      constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+      const VF factor = hn::Set(d, scale * 256.0f);
+      const auto decode = [&](int64_t i) HWY_ATTR {
+        return hn::BitCast(d16, hn::Mul(DecodeE4M3(d, codes + i), factor));
+      };
+      TWINSPARK_UNROLL
+      for (int64_t i = 0; i < kScaleGroup; i += 2 * kLanes)
+        hn::StoreU(hn::ConcatOdd(d16, decode(i + kLanes), decode(i)), d16,
+                   reinterpret_cast<uint16_t*>(out + i));
+      return;
+    }
+  }
+#endif
+  DequantizeAny<true>(codes, scale, out);
+}
+
+void DequantizeRows(const EngramDequantizeParams& p, int64_t begin, int64_t end) {
   const int64_t num_groups = p.scales.cols;
   WithFloatType(p.out.dtype, [&](auto* type) {
     using Out = std::remove_pointer_t<decltype(type)>;
@@ -49,13 +89,8 @@ void DequantizeRows(const EngramDequantizeParams& p, int64_t begin, int64_t end)
       const uint8_t* codes = p.codes.Row<uint8_t>(t);
       const uint8_t* scales = p.scales.Row<uint8_t>(t);
       Out* out = p.out.Row<Out>(t);
-      for (int64_t g = 0; g < num_groups; ++g, codes += kScaleGroup, out += kScaleGroup) {
-        if (scales[g] <= kLargestFolded) {
-          DequantizeGroup<true>(codes, E8M0ToF32(scales[g]), out);
-        } else {
-          DequantizeGroup<false>(codes, E8M0ToF32(scales[g]), out);
-        }
-      }
+      for (int64_t g = 0; g < num_groups; ++g)
+        DequantizeGroup(codes + g * kScaleGroup, scales[g], out + g * kScaleGroup);
     }
   });
 }

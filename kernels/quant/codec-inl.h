@@ -47,9 +47,10 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> EncodeSmall(DF d, VF y) {
   const VF magnitude = hn::Abs(y);
   const auto bits = hn::BitCast(du, magnitude);
   const auto odd = hn::And(hn::ShiftRight<kShift>(bits), hn::Set(du, 1u));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, (1u << (kShift - 1)) - 1u)));
-  const auto normal = hn::Sub(hn::ShiftRight<kShift>(rounded),
-                              hn::Set(du, static_cast<uint32_t>(127 - F::kBias) << F::kMantissa));
+  // Half a step, rounded to even, and the other bias.
+  constexpr uint32_t kRound =
+      (1u << (kShift - 1)) - 1u - (static_cast<uint32_t>(127 - F::kBias) << 23);
+  const auto normal = hn::ShiftRight<kShift>(hn::Add(hn::Add(bits, hn::Set(du, kRound)), odd));
   // Below the smallest normal number: adding 2^23 steps leaves the number of steps in the low bits.
   const float steps =
       std::bit_cast<float>(static_cast<uint32_t>(127 + 24 - F::kBias - F::kMantissa) << 23);
@@ -172,13 +173,20 @@ template <class F>
 HWY_INLINE void StoreCodes([[maybe_unused]] DF d,
                            hn::Vec<hn::RebindToUnsigned<DF>> codes,
                            uint8_t* to) {
-  const hn::RebindToSigned<DF> di;
-  const hn::Rebind<uint8_t, DF> d8;
+  [[maybe_unused]] const hn::RebindToSigned<DF> di;
+  [[maybe_unused]] const hn::Rebind<uint8_t, DF> d8;
   if constexpr (F::kSignBit == E4M3::kSignBit) {
+#if HWY_TARGET <= HWY_AVX3
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(codes.raw));
+#else
     hn::StoreU(hn::DemoteTo(d8, hn::BitCast(di, codes)), d8, to);
+#endif
   } else {
 #if HWY_TARGET == HWY_SCALAR
     to[0] = static_cast<uint8_t>(hn::GetLane(codes));
+#elif HWY_TARGET <= HWY_AVX3
+    const __m512i joined = _mm512_or_si512(codes.raw, _mm512_srli_epi64(codes.raw, 28));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi8(joined));
 #else
     const hn::Repartition<uint64_t, DF> d64;
     const hn::Rebind<uint8_t, decltype(d64)> d8_half;
@@ -201,6 +209,36 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> EncodeVector(CacheFormat format,
   return EncodeSmall<F>(d, hn::Min(hn::Max(scaled, hn::Set(d, -F::kMax)), hn::Set(d, F::kMax)));
 }
 
+#if HWY_TARGET == HWY_AVX2
+// 32 codes of one group or of two, whose scales are given: narrowed to bytes, of which each two are
+// joined where codes have four bits.
+template <class F, class T>
+HWY_INLINE void Encode32(CacheFormat format,
+                         const T* x,
+                         const float* scale,
+                         const float* reciprocal,
+                         int step,
+                         uint8_t* dst) {
+  const DF d;
+  const VF divisor0 = hn::Set(d, scale[0]), factor0 = hn::Set(d, reciprocal[0]);
+  const VF divisor1 = hn::Set(d, scale[step]), factor1 = hn::Set(d, reciprocal[step]);
+  const __m256i low = _mm256_packus_epi32(EncodeVector<F>(format, x, divisor0, factor0).raw,
+                                          EncodeVector<F>(format, x + 8, divisor0, factor0).raw);
+  const __m256i high = _mm256_packus_epi32(EncodeVector<F>(format, x + 16, divisor1, factor1).raw,
+                                           EncodeVector<F>(format, x + 24, divisor1, factor1).raw);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high),
+                                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  if constexpr (F::kSignBit != E4M3::kSignBit) {
+    const __m256i joined = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+    const __m128i packed =
+        _mm_packus_epi16(_mm256_castsi256_si128(joined), _mm256_extracti128_si256(joined, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), packed);
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), bytes);
+  }
+}
+#endif
+
 template <class F, class T>
 HWY_INLINE void EncodeGroup(
     CacheFormat format, const T* x, int group, float scale, float reciprocal, uint8_t* dst) {
@@ -208,26 +246,6 @@ HWY_INLINE void EncodeGroup(
   const int lanes = static_cast<int>(hn::Lanes(d));
   const VF divisor = hn::Set(d, scale), factor = hn::Set(d, reciprocal);
   constexpr bool kPacked = F::kSignBit != E4M3::kSignBit;
-#if HWY_TARGET == HWY_AVX2
-  // 32 codes at a time: narrowed to bytes, of which each two are joined.
-  for (; group >= 32; group -= 32, x += 32, dst += kPacked ? 16 : 32) {
-    const auto encode = [&](int i) HWY_ATTR {
-      return EncodeVector<F>(format, x + i, divisor, factor).raw;
-    };
-    const __m256i low = _mm256_packus_epi32(encode(0), encode(8));
-    const __m256i high = _mm256_packus_epi32(encode(16), encode(24));
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high),
-                                                      _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    if constexpr (kPacked) {
-      const __m256i joined = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
-      const __m128i packed =
-          _mm_packus_epi16(_mm256_castsi256_si128(joined), _mm256_extracti128_si256(joined, 1));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), packed);
-    } else {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), bytes);
-    }
-  }
-#endif
   constexpr int kPerByte = !kPacked || hn::MaxLanes(DF()) == 1 ? 1 : 2;
   HWY_ALIGN uint8_t codes[32];  // one lane: packed afterwards
   uint8_t* to = kPacked && kPerByte == 1 ? codes : dst;
@@ -245,16 +263,30 @@ HWY_INLINE void EncodeGroups(CacheFormat format,
                              const float* scale,
                              const float* reciprocal,
                              uint8_t* dst) {
-  for (int64_t g = 0; g < count; ++g) {
+  int64_t g = 0;
+#if HWY_TARGET == HWY_AVX2
+  if (format == CacheFormat::kQ4E4) {
+    for (; g + 2 <= count; g += 2)
+      Encode32<E2M1>(CacheFormat::kQ4E4, x + g * 16, scale + g, reciprocal + g, 1, dst + g * 8);
+  } else if (format == CacheFormat::kQ4E8) {
+    for (; g < count; ++g)
+      Encode32<E2M1>(CacheFormat::kQ4E8, x + g * 32, scale + g, reciprocal + g, 0, dst + g * 16);
+  } else {
+    for (; g < count; ++g)
+      Encode32<E4M3>(CacheFormat::kQ8, x + g * 32, scale + g, reciprocal + g, 0, dst + g * 32);
+  }
+#endif
+  for (; g < count; ++g) {
     switch (format) {  // the length of a group is a number where it is unrolled
       case CacheFormat::kQ8:
-        EncodeGroup<E4M3>(format, x + g * 32, 32, scale[g], reciprocal[g], dst + g * 32);
+        EncodeGroup<E4M3>(CacheFormat::kQ8, x + g * 32, 32, scale[g], reciprocal[g], dst + g * 32);
         break;
       case CacheFormat::kQ4E8:
-        EncodeGroup<E2M1>(format, x + g * 32, 32, scale[g], reciprocal[g], dst + g * 16);
+        EncodeGroup<E2M1>(CacheFormat::kQ4E8, x + g * 32, 32, scale[g], reciprocal[g],
+                          dst + g * 16);
         break;
       default:
-        EncodeGroup<E2M1>(format, x + g * 16, 16, scale[g], reciprocal[g], dst + g * 8);
+        EncodeGroup<E2M1>(CacheFormat::kQ4E4, x + g * 16, 16, scale[g], reciprocal[g], dst + g * 8);
     }
   }
 }

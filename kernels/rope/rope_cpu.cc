@@ -47,14 +47,17 @@ void RotatePairs(
   }
 }
 
-template <class In, class Out>
+// kPairs: their number where it is known, else 0.
+template <int kPairs, class In, class Out>
 HWY_INLINE void RotateHead(
-    const In* in, const float* cosines, const float* sines, int64_t pairs, Out* out) {
+    const In* in, const float* cosines, const float* sines, int64_t num_pairs, Out* out) {
+  const int64_t pairs = kPairs == 0 ? num_pairs : kPairs;
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const DF d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t lanes = static_cast<int64_t>(hn::MaxLanes(d));
   constexpr bool kWords = kAllWords<In, Out>;  // the two values of a pair are the two of a word
+  TWINSPARK_UNROLL
   for (; i + lanes <= pairs; i += lanes) {
     const Two in_two = LoadTwo<kWords>(d, in + 2 * i);
     VF u = in_two.a, v = in_two.b;
@@ -86,6 +89,9 @@ HWY_INLINE void CopyValues(const In* in, int64_t n, Out* out) {
   }
 }
 
+constexpr int kUsualPairs = 32;
+constexpr int64_t kHeadsAhead = 6;
+
 void RopeRows(const RopeParams& p, int64_t begin, int64_t end) {
   const int64_t plain = p.head_dim - p.rope_dim;
   const int64_t pairs = p.rope_dim / 2;
@@ -108,7 +114,14 @@ void RopeRows(const RopeParams& p, int64_t begin, int64_t end) {
         Out* out = p.out.Row<Out>(t);
         for (int64_t h = 0; h < num_heads; ++h, in += p.head_dim, out += p.head_dim) {
           CopyValues(in, plain, out);
-          RotateHead(in + plain, cosines, sines, pairs, out + plain);
+          // Heads lie too far apart for the hardware to see what comes next.
+          __builtin_prefetch(in + plain + kHeadsAhead * p.head_dim, 1, 2);
+          __builtin_prefetch(in + plain + kHeadsAhead * p.head_dim + pairs, 1, 2);
+          if (pairs == kUsualPairs) {
+            RotateHead<kUsualPairs>(in + plain, cosines, sines, pairs, out + plain);
+          } else {
+            RotateHead<0>(in + plain, cosines, sines, pairs, out + plain);
+          }
         }
       }
     });

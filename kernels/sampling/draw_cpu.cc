@@ -72,24 +72,35 @@ void NoiseWords(const NoiseKey& key, NoiseBlock& block) {
   const uint64_t of_c2 = p0 ^ k1[1];
   const uint64_t c0_second = ((q1 >> 32) ^ p1 ^ k0[1]) & 0xffffffffu;
   const uint64_t r0 = kPhiloxMultiplier0 * c0_second;
-  for (int64_t i = 0; i < block.count; i += static_cast<int64_t>(hn::Lanes(d))) {
-    const V token = hn::PromoteTo(d, hn::LoadU(d_half, block.tokens + i));
-    V c3 = times(hn::Xor(token, set(of_token)), m0);  // of the second round, as its c3
-    V c2 = hn::Xor(upper(c3), set(of_c2));
-    V c1 = times(c2, m1);  // the third round
-    V c0 = hn::Xor(upper(c1), set(q1 ^ k0[2]));
-    c2 = hn::Xor(c3, set((r0 >> 32) ^ k1[2]));
-    c3 = set(r0);
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(d));
+  constexpr int kSideBySide = 2;  // the rounds of a vector wait for each other
+  for (int64_t i = 0; i < block.count; i += kSideBySide * kLanes) {
+    V c0[kSideBySide], c1[kSideBySide], c2[kSideBySide], c3[kSideBySide];
+    TWINSPARK_UNROLL
+    for (int v = 0; v < kSideBySide; ++v) {
+      const V token = hn::PromoteTo(d, hn::LoadU(d_half, block.tokens + i + v * kLanes));
+      const V p = times(hn::Xor(token, set(of_token)), m0);  // the second round
+      c1[v] = times(hn::Xor(upper(p), set(of_c2)), m1);      // the third
+      c0[v] = hn::Xor(upper(c1[v]), set(q1 ^ k0[2]));
+      c2[v] = hn::Xor(p, set((r0 >> 32) ^ k1[2]));
+      c3[v] = set(r0);
+    }
     TWINSPARK_UNROLL
     for (int r = 3; r < kNumRounds - 1; ++r) {
-      const V a = times(c0, m0), b = times(c2, m1);
-      c0 = hn::Xor(hn::Xor(upper(b), c1), set(k0[r]));
-      c2 = hn::Xor(hn::Xor(upper(a), c3), set(k1[r]));
-      c1 = b;
-      c3 = a;
+      TWINSPARK_UNROLL
+      for (int v = 0; v < kSideBySide; ++v) {
+        const V a = times(c0[v], m0), b = times(c2[v], m1);
+        c0[v] = hn::Xor(hn::Xor(upper(b), c1[v]), set(k0[r]));
+        c2[v] = hn::Xor(hn::Xor(upper(a), c3[v]), set(k1[r]));
+        c1[v] = b;
+        c3[v] = a;
+      }
     }
-    c0 = hn::Xor(hn::Xor(upper(times(c2, m1)), c1), set(k0[kNumRounds - 1]));
-    hn::StoreU(hn::TruncateTo(d_half, c0), d_half, block.words + i);
+    TWINSPARK_UNROLL
+    for (int v = 0; v < kSideBySide; ++v) {
+      const V word = hn::Xor(hn::Xor(upper(times(c2[v], m1)), c1[v]), set(k0[kNumRounds - 1]));
+      hn::StoreU(hn::TruncateTo(d_half, word), d_half, block.words + i + v * kLanes);
+    }
   }
 #endif
 }

@@ -88,9 +88,10 @@ double MedianSeconds(const BenchFlags& flags, Fn&& fn) {
     return BenchSeconds(flags) - start;
   };
   if (flags.smoke) return seconds_of(1);
-  fn();  // warm-up
-  const double once = std::max(seconds_of(1), 1e-8);
-  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kMinRunSeconds / once));
+  fn();               // warm-up
+  int64_t calls = 1;  // doubled, as a single short call would be measured as one of the clock
+  while (seconds_of(calls) < kMinRunSeconds)
+    calls *= 2;
   std::vector<double> runs;
   for (double total = 0.0;
        runs.size() < kMaxRuns && (total < kMinTotalSeconds || runs.size() < kMinRuns);) {
