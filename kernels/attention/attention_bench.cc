@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/compress_pool.h"
 #include "kernels/quant/quantize_rows.h"
 #include "kernels/testing/bench_util.h"
 #include "kernels/testing/machine_rates.h"
@@ -107,11 +108,45 @@ void RunCase(const BenchFlags& flags, const Case& c) {
       bound / flags.threads / seconds);
 }
 
+// The pooling of one layer's groups: per channel a softmax over two tokens.
+void RunPool(const BenchFlags& flags, int64_t groups) {
+  constexpr int kRatio = 2;
+  constexpr int64_t kCols = 512;
+  RandomTensor random(2);
+  const std::vector<float> kv_score = random.NormalF32(groups * kRatio * 2 * kCols);
+  std::vector<float> carry = random.NormalF32(2 * kCols);
+  std::vector<int64_t> sources;
+  for (int64_t i = 0; i < groups * kRatio; ++i)
+    sources.push_back(i);
+  std::vector<Bf16> out(static_cast<size_t>(groups * kCols));
+  ThreadPool pool(flags.threads);
+  const Launch launch{.pool = &pool};
+  const CompressPoolParams params = {
+      .kv_score = MakeView(kv_score.data(), groups * kRatio, 2 * kCols),
+      .carry = {carry.data(), CacheFormat::kF32, 1, 2 * kCols},
+      .ratio = kRatio,
+      .sources = sources.data(),
+      .out = MakeView(out.data(), groups, kCols)};
+  const ThreadPool::Step step(pool);
+  const double seconds = MedianSeconds(flags, [&] { CompressPoolCpu(params, launch); });
+  const MachineRates rates = MeasureMachineRates(kv_score.size() * sizeof(float));
+  const OpWork per_token = ExpOps() + OpWork{.fma = 1, .simple = 3, .divide = 1};
+  const OpWork work =
+      (per_token.Times(kRatio) + StoreBf16(rates)).Times(static_cast<double>(out.size())) +
+      OpWork{.read = static_cast<double>(kv_score.size()) * 4,
+             .written = static_cast<double>(out.size()) * 2};
+  PrintBenchLine(flags, "compress_pool 2 x 512 groups=" + std::to_string(groups), seconds,
+                 {{"us/row", seconds / static_cast<double>(groups) * 1e6}},
+                 BoundSeconds(rates, work, flags.threads) / seconds);
+}
+
 void RunAll(const BenchFlags& flags) {
+  RunPool(flags, 3);
   if (flags.smoke) {
     RunCase(flags, {3, 2, 64, 16, 8, 40});
     return;
   }
+  RunPool(flags, 32);
   for (const int64_t rows : {1, 6, 64, 256})
     RunCase(flags, {rows, 4, 512, 128, 64, 300});
   for (const int64_t rows : {1, 6, 64})

@@ -64,7 +64,7 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
                          .fn = MakeView(static_cast<const float*>(fn.data()), kMixes, kStreams * d),
                          .base = MakeView(static_cast<const float*>(base.data()), 1, kMixes),
                          .scale = MakeView(static_cast<const float*>(scale.data()), 1, 3),
-                         .sinkhorn_iters = 20,
+                         .sinkhorn_iters = kSinkhornIters,
                          .norm_eps = 1e-20f,
                          .hc_eps = 1e-6f,
                          .pre = pre_view,
@@ -104,6 +104,14 @@ void RunCase(const BenchFlags& flags, int64_t rows, int64_t d) {
           OpWork{.fma = kStreams * (kStreams + 1)})
                  .Times(values) +
              OpWork{.read = stream_bytes * 1.25, .written = stream_bytes});
+  report(
+      "stream_mean",
+      MedianSeconds(
+          flags,
+          [&] { StreamMeanCpu({.streams = s, .num_streams = kStreams, .out = x_view}, launch); }),
+      (LoadWords().Times(kStreams) + StoreWords() + OpWork{.fma = 1, .simple = kStreams - 1})
+              .Times(values) +
+          OpWork{.read = stream_bytes, .written = stream_bytes / 4});
 }
 
 void RunAll(const BenchFlags& flags) {

@@ -24,7 +24,7 @@ namespace {
 // Calls fn(std::integral_constant<int, n>) with the number of streams that is worth code of its
 // own, so that what it keeps per stream stays in registers; with 0 for any other.
 template <class Fn>
-void WithStreams(int num_streams, const Fn& fn) {
+HWY_INLINE void WithStreams(int num_streams, const Fn& fn) {
   if (num_streams == 4) return fn(std::integral_constant<int, 4>());
   fn(std::integral_constant<int, 0>());
 }
@@ -187,24 +187,31 @@ void HcPostRows(const HcPostParams& p, int64_t begin, int64_t end) {
   });
 }
 
-void StreamMeanRows(const StreamMeanParams& p, int64_t begin, int64_t end) {
+template <int kStreams, class In, class Out>
+void MeanRow(const In* in, int64_t d_model, int num_streams, Out* out) {
   const DF d;
-  const int64_t d_model = p.out.cols;
-  const VF inverse = hn::Set(d, 1.0f / static_cast<float>(p.num_streams));
+  const int n = kStreams == 0 ? num_streams : kStreams;
+  const VF inverse = hn::Set(d, 1.0f / static_cast<float>(n));
+  MapVectors<kAllWords<In, Out>>(d, d_model, out, [&](const auto& load) HWY_ATTR {
+    VF sum = load(in);
+    TWINSPARK_UNROLL
+    for (int c = 1; c < n; ++c)
+      sum = hn::Add(sum, load(in + c * d_model));
+    return hn::Mul(sum, inverse);
+  });
+}
+
+void StreamMeanRows(const StreamMeanParams& p, int64_t begin, int64_t end) {
   WithFloatType(p.streams.dtype, [&](auto* in_type) {
     WithFloatType(p.out.dtype, [&](auto* out_type) {
-      using In = std::remove_pointer_t<decltype(in_type)>;
-      using Out = std::remove_pointer_t<decltype(out_type)>;
-      for (int64_t t = begin; t < end; ++t) {
-        const In* in = p.streams.Row<In>(t);
-        Out* out = p.out.Row<Out>(t);
-        MapVectors<kAllWords<In, Out>>(d, d_model, out, [&](const auto& load) HWY_ATTR {
-          VF sum = load(in);
-          for (int c = 1; c < p.num_streams; ++c)
-            sum = hn::Add(sum, load(in + c * d_model));
-          return hn::Mul(sum, inverse);
-        });
-      }
+      WithStreams(p.num_streams, [&](auto streams) {
+        using In = std::remove_pointer_t<decltype(in_type)>;
+        using Out = std::remove_pointer_t<decltype(out_type)>;
+        for (int64_t t = begin; t < end; ++t) {
+          MeanRow<decltype(streams)::value>(p.streams.Row<In>(t), p.out.cols, p.num_streams,
+                                            p.out.Row<Out>(t));
+        }
+      });
     });
   });
 }

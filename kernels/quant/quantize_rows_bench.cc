@@ -47,6 +47,10 @@ void RunCase(const BenchFlags& flags, CacheFormat format, int64_t rows, int64_t 
   const TensorView out = MakeView(back.data(), rows, cols);
   report("load", MedianSeconds(flags, [&] { LoadRowsCpu({.src = cache, .out = out}, launch); }),
          load.Times(values) + OpWork{.read = packed_bytes, .written = values * 4});
+  report("simulate",
+         MedianSeconds(flags,
+                       [&] { QuantizeValuesCpu({.x = in, .format = format, .out = out}, launch); }),
+         (store + load).Times(values) + OpWork{.read = values * 2, .written = values * 4});
 }
 
 void RunAll(const BenchFlags& flags) {

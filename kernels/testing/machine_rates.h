@@ -52,6 +52,10 @@ inline OpWork LoadBf16() {
 inline OpWork StoreBf16(const MachineRates& rates) {
   return {.simple = 4, .shift = 1 + (rates.lanes >= 16 ? 0.5 : 2)};
 }
+// The exponential of exp-inl.h.
+inline OpWork ExpOps() {
+  return {.fma = 13, .simple = 10, .shift = 5};
+}
 OpWork operator+(const OpWork& a, const OpWork& b);
 
 // Vector operations that decode a vector of a packed cache row: a four-bit one is a shift, a
