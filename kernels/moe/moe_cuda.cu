@@ -255,24 +255,13 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock, 4)
   const int chosen = args.num_chosen;
   const int64_t slot0 = static_cast<int64_t>(row) * chosen;
   const int col = unit * kBlockN + 4 * lane;
-  // Ids and weights are older than the previous kernel. Lane j finds the rank of slot j.
-  const int id = lane < chosen ? args.ids[slot0 + lane] : 0x7fffffff;
-  const float weight = lane < chosen ? args.weights[slot0 + lane] : 0;
-  int rank = 0;
-  for (int j = 0; j < chosen; ++j) {
-    const int other = __shfl_sync(0xffffffffu, id, j);
-    rank += other < id || (other == id && j < lane);
-  }
-  float4 v[kMaxChosen], svh[kMaxChosen];
-  float w[kMaxChosen];
-  int slot[kMaxChosen], expert[kMaxChosen];
+  // Ids and weights are older than the previous kernel.
+  const RowSlots slots = RankSlots(args.ids, args.weights, slot0, chosen, lane);
+  float4 v[kMaxChosen];
+  RowSlot at[kMaxChosen];
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
-    if (r < chosen) {
-      slot[r] = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
-      w[r] = __shfl_sync(0xffffffffu, weight, slot[r]);
-      expert[r] = __shfl_sync(0xffffffffu, id, slot[r]);
-    }
+    if (r < chosen) at[r] = SlotOfRank(slots, r, chosen, lane);
   }
   device::WaitForPrevious();
   device::LaunchNext();
@@ -280,30 +269,20 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock, 4)
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
       v[r] = __ldcg(reinterpret_cast<const float4*>(
-          args.slot_out + (slot0 + slot[r]) * args.num_blocks * kBlockN + col));
+          args.slot_out + (slot0 + at[r].slot) * args.num_blocks * kBlockN + col));
     }
   }
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
-      svh[r] = LoadHalf4(args.experts[expert[r]].down_svh, col);
-      const float4 o = RotateOutput(v[r], svh[r], lane);
-      sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], o.x));
-      sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], o.y));
-      sum.z = __fadd_rn(sum.z, __fmul_rn(w[r], o.z));
-      sum.w = __fadd_rn(sum.w, __fmul_rn(w[r], o.w));
+      const float4 svh = LoadHalf4(args.experts[at[r].expert].down_svh, col);
+      sum = AddWeighted(sum, at[r].weight, RotateOutput(v[r], svh, lane));
     }
   }
-  if (args.shared_out != nullptr) {
-    const float4 s = *reinterpret_cast<const float4*>(static_cast<const float*>(args.shared_out) +
-                                                      row * args.shared_stride + col);
-    sum = make_float4(sum.x + s.x, sum.y + s.y, sum.z + s.z, sum.w + s.w);
-  }
   const GemmMatrix& output = args.matrices[0];
-  char* out = static_cast<char*>(output.y) +
-              static_cast<int64_t>(row) * output.y_stride * (args.y_type == kTypeF32 ? 4 : 2);
-  StoreRow4(out, args.y_type, col, output.y_cols, sum);
+  StoreExperts(sum, static_cast<const float*>(args.shared_out), args.shared_stride, output.y,
+               output.y_stride, args.y_type, row, col, output.y_cols);
 }
 
 CudaStatus Validate(const MoeCudaParams& p) {

@@ -195,25 +195,17 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   }
   const int chosen = args.num_chosen, num_slots = args.rows * chosen, slot0 = row * chosen;
   const int col = unit * kBlockN + 4 * lane;
-  // Lane j finds the rank of slot j.
-  const int id = lane < chosen ? args.ids[slot0 + lane] : 0x7fffffff;
-  const float weight = lane < chosen ? args.weights[slot0 + lane] : 0;
-  int rank = 0;
-  for (int j = 0; j < chosen; ++j) {
-    const int other = __shfl_sync(0xffffffffu, id, j);
-    rank += other < id || (other == id && j < lane);
-  }
+  const RowSlots slots = RankSlots(args.ids, args.weights, slot0, chosen, lane);
   float4 v[kMaxChosen], svh[kMaxChosen];
   float w[kMaxChosen];
   const float* from[kMaxChosen];
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
     if (r < chosen) {
-      const int slot =
-          __ffs(static_cast<int>(__ballot_sync(0xffffffffu, lane < chosen && rank == r))) - 1;
-      w[r] = __shfl_sync(0xffffffffu, weight, slot);
-      svh[r] = LoadHalf4(args.experts[__shfl_sync(0xffffffffu, id, slot)].down_svh, col);
-      const TilePlace place = FindPlace(args.ids, num_slots, slot0 + slot, lane);
+      const RowSlot at = SlotOfRank(slots, r, chosen, lane);
+      w[r] = at.weight;
+      svh[r] = LoadHalf4(args.experts[at.expert].down_svh, col);
+      const TilePlace place = FindPlace(args.ids, num_slots, slot0 + at.slot, lane);
       from[r] = args.sums + ((place.first_group + place.row) * args.num_blocks + unit) *
                                 args.num_segments * kBlockN;
     }
@@ -226,22 +218,10 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int r = 0; r < kMaxChosen; ++r) {
-    if (r < chosen) {
-      const float4 o = RotateOutput(v[r], svh[r], lane);
-      sum.x = __fadd_rn(sum.x, __fmul_rn(w[r], o.x));
-      sum.y = __fadd_rn(sum.y, __fmul_rn(w[r], o.y));
-      sum.z = __fadd_rn(sum.z, __fmul_rn(w[r], o.z));
-      sum.w = __fadd_rn(sum.w, __fmul_rn(w[r], o.w));
-    }
+    if (r < chosen) sum = AddWeighted(sum, w[r], RotateOutput(v[r], svh[r], lane));
   }
-  if (args.shared_out != nullptr) {
-    const float4 s =
-        *reinterpret_cast<const float4*>(args.shared_out + row * args.shared_stride + col);
-    sum = make_float4(sum.x + s.x, sum.y + s.y, sum.z + s.z, sum.w + s.w);
-  }
-  char* out = static_cast<char*>(args.out) +
-              static_cast<int64_t>(row) * args.out_stride * (args.out_type == kTypeF32 ? 4 : 2);
-  StoreRow4(out, args.out_type, col, args.num_blocks * kBlockN, sum);
+  StoreExperts(sum, args.shared_out, args.shared_stride, args.out, args.out_stride, args.out_type,
+               row, col, args.num_blocks * kBlockN);
 }
 
 size_t RoundUp(size_t bytes) {

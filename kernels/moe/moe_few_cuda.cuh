@@ -26,7 +26,7 @@
 namespace twinspark::exl3 {
 
 inline constexpr int kFewMaxStages = 8;
-inline constexpr uint32_t kFewAhead = 3;  // stages of weights before gate/up waits for its inputs
+inline constexpr uint32_t kFewAhead = 3;  // stages of weights before inputs are waited for
 inline constexpr int kFewStagePairs = 4;
 inline constexpr int kFewThreads = kConsumers<1> + 32;
 
@@ -153,17 +153,19 @@ class FewTasks {
     }
   }
   __device__ __forceinline__ uint32_t num_shared() const { return num_shared_; }
-  // The first task that is left of an SM's share; for the last block.
-  __device__ __forceinline__ uint32_t Left(uint32_t sm) const {
-    return Dealt(__ldcg(counters_ + kFewOwn + sm), sm);
+  // How many tasks of an SM's share have been taken; for the last block.
+  __device__ __forceinline__ uint32_t Taken(uint32_t sm) const {
+    return __ldcg(counters_ + kFewOwn + sm);
+  }
+
+  // A share's tasks, ascending. They are not all of the same segment, whose lengths differ.
+  __device__ __forceinline__ uint32_t Dealt(uint32_t number, uint32_t sm) const {
+    return num_shared_ + number * num_sms_ + (sm + number) % num_sms_;
   }
 
  private:
   __device__ __forceinline__ uint32_t Ask() const {
     return atomicAdd(counters_ + (dealt_ ? kFewOwn + sm_ : 0), 1u);
-  }
-  __device__ __forceinline__ uint32_t Dealt(uint32_t number, uint32_t sm) const {
-    return num_shared_ + number * num_sms_ + sm;
   }
 
   uint32_t* counters_;
@@ -173,7 +175,8 @@ class FewTasks {
   bool asked_ = true;
 };
 
-// Streams tasks through the ring; one thread.
+// Streams tasks through the ring; a whole warp, one lane of which copies. Two of the consumer warps
+// share its scheduler, so what it does for a stage is kept short.
 template <int K>
 class FewProducer {
  public:
@@ -183,14 +186,15 @@ class FewProducer {
                                          const FewRoute& route,
                                          uint32_t num_early,
                                          uint32_t say_from,
-                                         FewHeader* header,
                                          uint32_t shared)
       : args_(args),
         route_(route),
-        header_(header),
         shared_(shared),
         num_early_(num_early),
-        say_from_(say_from) {}
+        say_from_(say_from),
+        stage_bytes_(static_cast<uint32_t>(args.stage_bytes)),
+        end_full_(shared + 8 * static_cast<uint32_t>(args.num_stages)),
+        at_{shared, shared + kFewHeaderBytes, 1} {}
 
   // What the previous kernel wrote is there. Every block waits, so that the end of this kernel is
   // the end of those before it.
@@ -213,85 +217,122 @@ class FewProducer {
     const uint32_t groups = (static_cast<uint32_t>(entry.count) + kGroupRows - 1) / kGroupRows;
     const uint32_t first_pair = args_.segment_begin[segment];
     const uint32_t pairs = args_.segment_begin[segment + 1] - first_pair;
+    const uint32_t pair_inputs = groups * kPairBytes;
+    const uint64_t out = reinterpret_cast<uint64_t>(
+        args_.sums + static_cast<int64_t>(entry.first) * args_.row_stride +
+        ((unit * whiches + which) * args_.by_segments.divisor + segment) * kBlockN);
     const uint8_t* weights = entry.weights[which] +
                              (static_cast<int64_t>(unit) * args_.pairs + first_pair) * kPairWeights;
-    const uint32_t pair_inputs = groups * kPairBytes;
     const char* inputs = static_cast<const char*>(args_.xh) +
                          (static_cast<int64_t>(which) * args_.which_groups + entry.first) *
                              args_.pairs * kPairBytes +
                          static_cast<int64_t>(first_pair) * pair_inputs;
-    const uint64_t out = reinterpret_cast<uint64_t>(
-        args_.sums + static_cast<int64_t>(entry.first) * args_.row_stride +
-        ((unit * whiches + which) * args_.by_segments.divisor + segment) * kBlockN);
-    const uint4 note = make_uint4(
-        static_cast<uint32_t>(out), static_cast<uint32_t>(out >> 32), pairs | groups << 16,
-        static_cast<uint32_t>(entry.count) | (t >= say_from_ ? 1u << 31 : 0));
-    // The inputs of gate/up, and of down for late experts, may still be written. Only a block's
-    // first task finds that so; its first weights go ahead.
-    uint32_t ahead = waited_ || (args_.down && t < num_early_) ? 0 : min(num_stages(), kFewAhead);
-    const char* stage_inputs = inputs;  // of the first stage that has none
-    uint32_t input_stage = stage_;
-    uint32_t inputs_left = pairs;
+    Task task = {device::Uniform(weights), device::Uniform(inputs), device::Uniform(pairs),
+                 device::Uniform(pair_inputs)};
+    at_.full = device::Uniform(at_.full);
+    at_.data = device::Uniform(at_.data);
+    WriteNote(make_uint4(static_cast<uint32_t>(out), static_cast<uint32_t>(out >> 32),
+                         pairs | groups << 16,
+                         static_cast<uint32_t>(entry.count) | (t >= say_from_ ? 1u << 31 : 0)));
+    // The inputs of gate/up, and of down for late experts, may still be written.
+    if (!waited_ && !(args_.down && t < num_early_)) IssueAhead(&task);
 #pragma unroll 1
-    for (uint32_t left = pairs; left > 0;) {
-      const uint32_t now = min(left, kFewStagePairs);
-      const uint32_t full = shared_ + 8 * stage_;
-      device::BarrierWait(full + kFewEmpty, parity_);
-      if (left == pairs) header_->note[stage_] = note;
-      device::BarrierArriveExpect(full, now * (kPairWeights + pair_inputs));
-      device::BulkCopyEvictFirst(Stage(stage_), weights, now * kPairWeights, full, policy_);
-      weights += now * kPairWeights;
-      left -= now;
-      NextStage();
-      if (ahead > 1 && left > 0) {
-        --ahead;
-        continue;
+    while (task.pairs > 0) {
+      const uint32_t pairs_now = StagePairsOf(task.pairs);
+      WaitEmpty();
+      if (device::ElectOne()) {
+        CopyWeights(task, pairs_now);
+        CopyInputs(task, at_, pairs_now);
       }
-      if (ahead > 0) Wait();
-      ahead = 0;
-      for (; inputs_left > left;) {  // of this stage, and of those that went ahead
-        const uint32_t bytes = min(inputs_left, kFewStagePairs) * pair_inputs;
-        device::BulkCopy(Stage(input_stage) + kFewStagePairs * kPairWeights, stage_inputs, bytes,
-                         shared_ + 8 * input_stage);
-        stage_inputs += bytes;
-        inputs_left -= min(inputs_left, kFewStagePairs);
-        if (++input_stage == num_stages()) input_stage = 0;
-      }
+      task.weights += pairs_now * kPairWeights;
+      task.inputs += pairs_now * pair_inputs;
+      task.pairs -= pairs_now;
+      Next(&at_);
     }
-    Wait();
   }
 
   // Tells the consumers that there is nothing more.
   __device__ __forceinline__ void End() {
-    const uint32_t full = shared_ + 8 * stage_;
-    device::BarrierWait(full + kFewEmpty, parity_);
-    header_->note[stage_] = make_uint4(0, 0, 0, 0);
-    device::BarrierArrive(full);
+    WriteNote(make_uint4(0, 0, 0, 0));
+    if ((threadIdx.x & 31) == 0) device::BarrierArrive(at_.full);
   }
 
  private:
   static constexpr uint32_t kPairWeights = 2 * 8 * kTileBytesPerBit * K;
 
-  __device__ __forceinline__ uint32_t num_stages() const {
-    return static_cast<uint32_t>(args_.num_stages);
+  // What is left of a task.
+  struct Task {
+    const uint8_t* weights;
+    const char* inputs;
+    uint32_t pairs, pair_inputs;
+  };
+  struct Place {
+    uint32_t full, data, parity;
+  };
+
+  __device__ __forceinline__ static uint32_t StagePairsOf(uint32_t left) {
+    return min(left, static_cast<uint32_t>(kFewStagePairs));
   }
-  __device__ __forceinline__ uint32_t Stage(uint32_t i) const {
-    return shared_ + kFewHeaderBytes + i * static_cast<uint32_t>(args_.stage_bytes);
+  __device__ __forceinline__ void WaitEmpty() const {
+    device::BarrierWait(at_.full + kFewEmpty, at_.parity);
   }
-  __device__ __forceinline__ void NextStage() {
-    if (++stage_ == num_stages()) {
-      stage_ = 0;
-      parity_ ^= 1;
+  __device__ __forceinline__ void Next(Place* at) const {
+    at->full += 8;
+    at->data += stage_bytes_;
+    if (at->full == end_full_) *at = {shared_, shared_ + kFewHeaderBytes, at->parity ^ 1};
+  }
+  __device__ __forceinline__ void WriteNote(uint4 note) const {
+    WaitEmpty();
+    if ((threadIdx.x & 31) == 0)
+      device::StoreShared(shared_ + kFewNotes + 2 * (at_.full - shared_), note);
+    __syncwarp();
+  }
+  // One lane: the stage's bytes are expected from here on.
+  __device__ __forceinline__ void CopyWeights(const Task& task, uint32_t pairs) const {
+    const uint32_t bytes = pairs * kPairWeights;
+    device::BarrierArriveExpect(at_.full, bytes + pairs * task.pair_inputs);
+    device::BulkCopyEvictFirst(at_.data, task.weights, bytes, at_.full, policy_);
+  }
+  __device__ __forceinline__ void CopyInputs(const Task& task,
+                                             const Place& at,
+                                             uint32_t pairs) const {
+    device::BulkCopy(at.data + kFewStagePairs * kPairWeights, task.inputs, pairs * task.pair_inputs,
+                     at.full);
+  }
+  // The weights of a task's first stages go ahead of the wait, their inputs follow it.
+  __device__ __forceinline__ void IssueAhead(Task* task) {
+    const bool lane0 = (threadIdx.x & 31) == 0;
+    Place inputs_at = at_;
+    uint32_t left = task->pairs;
+    const uint32_t ahead = min(static_cast<uint32_t>(args_.num_stages), kFewAhead);
+#pragma unroll 1
+    for (uint32_t i = 0; i < ahead && task->pairs > 0; ++i) {
+      const uint32_t pairs = StagePairsOf(task->pairs);
+      WaitEmpty();
+      if (lane0) CopyWeights(*task, pairs);
+      __syncwarp();
+      task->weights += pairs * kPairWeights;
+      task->pairs -= pairs;
+      Next(&at_);
+    }
+    Wait();
+#pragma unroll 1
+    while (left > task->pairs) {
+      const uint32_t pairs = StagePairsOf(left);
+      if (lane0) CopyInputs(*task, inputs_at, pairs);
+      __syncwarp();
+      task->inputs += pairs * task->pair_inputs;
+      left -= pairs;
+      Next(&inputs_at);
     }
   }
 
   const MoeFewArgs& args_;
   FewRoute route_;
-  FewHeader* header_;
-  uint32_t shared_, num_early_, say_from_;
+  uint32_t shared_, num_early_, say_from_, stage_bytes_, end_full_;
   uint64_t policy_ = device::EvictFirstPolicy();
   bool waited_ = false;
-  uint32_t stage_ = 0, parity_ = 1;  // the first round finds every stage empty
+  Place at_;  // the first round finds every stage empty
 };
 
 // The producer warp. `tasks`: of its first lane.
@@ -299,34 +340,38 @@ template <int K>
 __device__ __forceinline__ void ProduceFew(const MoeFewArgs& args,
                                            const FewRoute& route,
                                            FewTasks& tasks,
-                                           FewHeader* header,
                                            uint32_t shared) {
   const uint32_t lane = threadIdx.x & 31, num_sms = static_cast<uint32_t>(args.num_sms);
   const int2 counts = ListFew(args, route, static_cast<int>(lane));
   const uint32_t per_expert =
       args.by_blocks.divisor * args.by_segments.divisor * (args.down ? 1 : 2);
-  const uint32_t num_tasks = static_cast<uint32_t>(counts.x) * per_expert;
-  const uint32_t num_early = static_cast<uint32_t>(counts.y) * per_expert;
+  const uint32_t num_tasks = device::Uniform(static_cast<uint32_t>(counts.x) * per_expert);
+  const uint32_t num_early = device::Uniform(static_cast<uint32_t>(counts.y) * per_expert);
   tasks.SetCount(num_tasks);
   // A dealt task may be left to the last block: it is the end that says that there is none.
   const uint32_t say_from = num_early <= tasks.num_shared() ? num_early : ~0u;
-  FewProducer<K> producer(args, route, num_early, say_from, header, shared);
-  bool last = false;
-  if (lane == 0) {
-    device::FenceCopies();
-    for (uint32_t t = tasks.Next(); t < num_tasks; t = tasks.Next())
-      producer.Issue(t);
-    producer.Wait();
-    last = atomicAdd(args.counters + kFewDone, 1u) == gridDim.x - 1;
+  FewProducer<K> producer(args, route, num_early, say_from, shared);
+  device::FenceCopies();
+#pragma unroll 1
+  while (true) {
+    uint32_t t = 0;
+    if (lane == 0) t = tasks.Next();
+    t = device::Uniform(t);
+    if (t >= num_tasks) break;
+    producer.Issue(t);
   }
-  if (__shfl_sync(0xffffffffu, static_cast<int>(last), 0) != 0) {
+  producer.Wait();
+  bool last = false;
+  if (lane == 0) last = atomicAdd(args.counters + kFewDone, 1u) == gridDim.x - 1;
+  if (device::Uniform(static_cast<int>(last)) != 0) {
     // Nobody takes any more. An SM that was given no block has left its share.
     bool left = false;
     for (uint32_t sm = lane; sm < num_sms; sm += 32)
-      left |= tasks.Left(sm) < num_tasks;
-    if (__any_sync(0xffffffffu, left) && lane == 0) {
+      left |= tasks.Dealt(tasks.Taken(sm), sm) < num_tasks;
+    if (__any_sync(0xffffffffu, left)) {
       for (uint32_t sm = 0; sm < num_sms; ++sm) {
-        for (uint32_t t = tasks.Left(sm); t < num_tasks; t += num_sms)
+        uint32_t number = device::Uniform(tasks.Taken(sm));
+        for (uint32_t t = tasks.Dealt(number, sm); t < num_tasks; t = tasks.Dealt(++number, sm))
           producer.Issue(t);
       }
     }
@@ -335,7 +380,7 @@ __device__ __forceinline__ void ProduceFew(const MoeFewArgs& args,
       args.counters[kFewOwn + sm] = 0;
     if (lane == 0) args.counters[0] = args.counters[kFewDone] = 0;
   }
-  if (lane == 0) producer.End();
+  producer.End();
 }
 
 // Where a warp is in the ring.
@@ -358,8 +403,7 @@ __device__ __forceinline__ void Keep(uint32_t& v) {
 }
 
 __device__ __forceinline__ void ReleaseFew(const FewConsumer& c, FewRing& ring) {
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) device::BarrierArrive(ring.full + kFewEmpty);
+  device::WarpArrive(ring.full + kFewEmpty);
   ring.full += 8;
   ring.data += c.stage_bytes;
   if (ring.full == c.end_full) ring = {c.first_full, c.first_data, ring.parity ^ 1};
@@ -427,18 +471,20 @@ __global__ void __launch_bounds__(kFewThreads, FewBlocksPerSm(NT))
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.num_stages; ++i) {
       device::BarrierInit(shared + 8 * i, 1);
-      device::BarrierInit(shared + 8 * i + kFewEmpty, kWarps<1>);
+      device::BarrierInit(shared + 8 * i + kFewEmpty, device::kWarpArrivals * kWarps<1>);
     }
     device::FenceBarrierInit();
     header->warps_done = 0;
-    if (args.down) device::LaunchNext();  // what follows reads nothing newer than the ids at first
+    // What follows reads nothing newer than the ids before it waits, unless there are early
+    // experts.
+    if (args.down || args.early_slots == 0) device::LaunchNext();
   }
   FewTasks tasks(args, threadIdx.x == kConsumers<1>);
   // The ids are older than the previous kernel.
   const FewRoute route = FewRouteAt(few_shared + args.route_offset, args.num_slots);
   SortFew(args, route);
   if (threadIdx.x >= kConsumers<1>) {
-    ProduceFew<K>(args, route, tasks, header, shared);
+    ProduceFew<K>(args, route, tasks, shared);
     return;
   }
   const LaneWindow window = MakeLaneWindow<K>(lane);
@@ -460,7 +506,8 @@ __global__ void __launch_bounds__(kFewThreads, FewBlocksPerSm(NT))
   if constexpr (K > 4) Keep(c.word2);
   FewRing ring = {c.first_full, c.first_data, 0};
   const int row_stride = args.row_stride;
-  bool early = !args.down;  // the block may still get a task of an early expert
+  // Whether the block may still get a task of an early expert.
+  bool early = !args.down && args.early_slots != 0;
   while (true) {
     device::BarrierWait(ring.full, ring.parity);
     const uint4 note = device::LoadShared128(shared + kFewNotes + (ring.full - shared) * 2);

@@ -1,13 +1,14 @@
 // Speed of one layer of routed experts on a GPU, and that a row keeps its bits.
 //
 //   moe_gpu_bench [--json=PATH] [--quick] [--rows=N] [--min-rows=N] [--max-rows=N] [--bits=N]
-//                 [--path=1|2]
+//                 [--path=1|2] [--soak=ROUNDS]
 //
 // The half layer of two ranks: 384 experts, 5120 -> 1152 -> 5120, 6 a row, activation limit 10.
 // Three layers of random weights in turn, 24 different routings per graph (chunks: 6 calls,
 // queued), median of the replays. "ceiling": the distinct experts' weights at 4.4 T a second;
 // "anchor": the best of both releases of the EXL3 reference implementation as measured on the same
-// kind of card.
+// kind of card. --soak times nothing: calls of all sizes, one behind the other without a pause,
+// compared on the GPU with the first answer for the same rows, as often as asked.
 #include "kernels/cuda/gpu_test_util_cuda.cuh"
 #include "kernels/moe/moe_cuda.h"
 
@@ -121,6 +122,73 @@ MoeCudaParams Params(int bits, int rows) {
   return p;
 }
 
+// What differs between two answers: rows, numbers, and where the first row of them is.
+struct Difference {
+  uint32_t rows, numbers, first_row, first_col, last_col;
+};
+
+// A block a row. `first_row` and `first_col` begin as the largest number.
+__global__ void FindDifference(const uint32_t* want,
+                               const uint32_t* got,
+                               int width,
+                               Difference* found) {
+  __shared__ uint32_t numbers;
+  if (threadIdx.x == 0) numbers = 0;
+  __syncthreads();
+  const size_t begin = static_cast<size_t>(blockIdx.x) * static_cast<size_t>(width);
+  for (int i = static_cast<int>(threadIdx.x); i < width; i += static_cast<int>(blockDim.x)) {
+    if (want[begin + static_cast<size_t>(i)] == got[begin + static_cast<size_t>(i)]) continue;
+    atomicAdd(&numbers, 1u);
+    atomicMin(&found->first_col, static_cast<uint32_t>(i));
+    atomicMax(&found->last_col, static_cast<uint32_t>(i));
+  }
+  __syncthreads();
+  if (threadIdx.x != 0 || numbers == 0) return;
+  atomicAdd(&found->rows, 1u);
+  atomicAdd(&found->numbers, numbers);
+  atomicMin(&found->first_row, blockIdx.x);
+}
+
+// `run` as in Main. Returns how many calls differed.
+template <class Run>
+int Soak(int bits, int rounds, const int32_t* ids, float* want, float* part, const Run& run) {
+  constexpr int kMost = 4096, kSizes[] = {1, 2, 3, 4, 6, 8, 16, 24, 48, 64, 1000, 4096};
+  run(0, ids, 0, kMost, want, nullptr);
+  int failed = 0;
+  for (int rows : kSizes) {
+    // Small calls are many, and back to back: the end of one meets the start of the next.
+    const int calls = rows > 48 ? 1 : 12, repeats = rows > 1000 ? 1 : rows > 48 ? 4 : 8;
+    std::vector<Difference> zero(static_cast<size_t>(calls), Difference{0, 0, ~0u, ~0u, 0});
+    int64_t different = 0;
+    for (int round = 0; round < rounds * repeats; ++round) {
+      const DeviceArray<Difference> found(zero);
+      auto first = [&](int i) { return (round * 131 + i * 377) % (kMost - rows + 1); };
+      auto to = [&](int i) { return part + static_cast<size_t>(i * rows) * kD; };
+      GPU_CHECK(cudaMemset(part, 0xff, static_cast<size_t>(calls * rows) * kD * 4));
+      for (int i = 0; i < calls; ++i)
+        run(0, ids, first(i), rows, to(i), nullptr);
+      for (int i = 0; i < calls; ++i) {
+        FindDifference<<<static_cast<unsigned>(rows), 256>>>(
+            reinterpret_cast<const uint32_t*>(want + static_cast<size_t>(first(i)) * kD),
+            reinterpret_cast<const uint32_t*>(to(i)), kD, found.get() + i);
+      }
+      for (const Difference& d : found.ToHost()) {
+        if (d.rows == 0) continue;
+        if (++different <= 5) {
+          std::printf(
+              "  K=%d, %d rows, round %d: %u rows and %u numbers differ, from row %u, columns "
+              "%u..%u\n",
+              bits, rows, round, d.rows, d.numbers, d.first_row, d.first_col, d.last_col);
+        }
+      }
+    }
+    std::printf("K=%d soak, %4d rows: %lld of %d calls differ\n", bits, rows,
+                static_cast<long long>(different), rounds * repeats * calls);
+    failed += static_cast<int>(different);
+  }
+  return failed;
+}
+
 int Main(int argc, char** argv) {
   const bool quick = Flag(argc, argv, "quick");
   auto number = [&](const char* name, int otherwise) {
@@ -135,7 +203,7 @@ int Main(int argc, char** argv) {
   constexpr int kMost = 4096;
   DeviceArray<__half> x(static_cast<size_t>(kMost) * kD);
   Randomize(x.get(), x.size(), 5);
-  DeviceArray<float> out(static_cast<size_t>(kMost) * kD), part(static_cast<size_t>(1000) * kD);
+  DeviceArray<float> out(static_cast<size_t>(kMost) * kD), part(static_cast<size_t>(kMost) * kD);
   std::vector<float> h_weights(static_cast<size_t>(kMost) * kChosen, 0.25f);
   Random random{99};
   for (float& w : h_weights)
@@ -162,6 +230,14 @@ int Main(int argc, char** argv) {
       p.out = to;
       GPU_CHECK_OK(MoeCuda(p, device, workspace.view(), stream));
     };
+    if (const int rounds = number("soak", 0); rounds > 0) {
+      for (bool skewed : {false, true}) {
+        double unused = 0;
+        const DeviceArray<int32_t> ids(MakeIds(kMost, skewed, random, &unused));
+        total_mismatches += Soak(bits, rounds, ids.get(), out.get(), part.get(), run);
+      }
+      continue;
+    }
     for (bool skewed : {false, true}) {
       double unused = 0;
       const DeviceArray<int32_t> ids(MakeIds(kMost, skewed, random, &unused));

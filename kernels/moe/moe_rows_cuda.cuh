@@ -43,4 +43,62 @@ __device__ __forceinline__ uint2 ActivateRow(
   return RotateInput(make_float4(g[0], g[1], g[2], g[3]), scales.down_suh, lane, false);
 }
 
+// The experts of one row in ascending order of id. Lane j has slot j: its id, weight and rank.
+struct RowSlots {
+  int id, rank;
+  float weight;
+};
+__device__ __forceinline__ RowSlots
+RankSlots(const int32_t* ids, const float* weights, int64_t first, int num_chosen, int lane) {
+  RowSlots slots = {0x7fffffff, 0, 0};
+  if (lane < num_chosen) {
+    slots.id = ids[first + lane];
+    slots.weight = weights[first + lane];
+  }
+  for (int j = 0; j < num_chosen; ++j) {
+    const int other = __shfl_sync(0xffffffffu, slots.id, j);
+    slots.rank += other < slots.id || (other == slots.id && j < lane);
+  }
+  return slots;
+}
+struct RowSlot {
+  int slot, expert;
+  float weight;
+};
+__device__ __forceinline__ RowSlot SlotOfRank(const RowSlots& slots,
+                                              int rank,
+                                              int num_chosen,
+                                              int lane) {
+  const uint32_t found = __ballot_sync(0xffffffffu, lane < num_chosen && slots.rank == rank);
+  const int slot = __ffs(static_cast<int>(found)) - 1;
+  return {slot, __shfl_sync(0xffffffffu, slots.id, slot),
+          __shfl_sync(0xffffffffu, slots.weight, slot)};
+}
+
+// sum + weight * v, rounded twice.
+__device__ __forceinline__ float4 AddWeighted(float4 sum, float weight, float4 v) {
+  return make_float4(
+      __fadd_rn(sum.x, __fmul_rn(weight, v.x)), __fadd_rn(sum.y, __fmul_rn(weight, v.y)),
+      __fadd_rn(sum.z, __fmul_rn(weight, v.z)), __fadd_rn(sum.w, __fmul_rn(weight, v.w)));
+}
+
+// Adds the shared expert's four columns, if there are any, and stores the row's.
+__device__ __forceinline__ void StoreExperts(float4 sum,
+                                             const float* shared_out,
+                                             int64_t shared_stride,
+                                             void* out,
+                                             int64_t out_stride,
+                                             int out_type,
+                                             int row,
+                                             int col,
+                                             int cols) {
+  if (shared_out != nullptr) {
+    const float4 s = *reinterpret_cast<const float4*>(shared_out + row * shared_stride + col);
+    sum = make_float4(sum.x + s.x, sum.y + s.y, sum.z + s.z, sum.w + s.w);
+  }
+  char* to = static_cast<char*>(out) +
+             static_cast<int64_t>(row) * out_stride * (out_type == kTypeF32 ? 4 : 2);
+  StoreRow4(to, out_type, col, cols, sum);
+}
+
 }  // namespace twinspark::exl3
