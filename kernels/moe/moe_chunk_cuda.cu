@@ -30,6 +30,28 @@ struct RotateArgs {
   int64_t up_offset;
 };
 
+// 16 numbers of a row, by loads of 16 bytes where rows begin at such.
+__device__ __forceinline__ void LoadRow16(const void* p, int type, float (&v)[16]) {
+  if (type == kTypeF32 || reinterpret_cast<uintptr_t>(p) % 16 != 0) {
+    Load16(p, type, v);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint4 raw = *(static_cast<const uint4*>(p) + i);
+    const float4 a = ToFloat4(make_uint2(raw.x, raw.y), type);
+    const float4 b = ToFloat4(make_uint2(raw.z, raw.w), type);
+    v[8 * i] = a.x;
+    v[8 * i + 1] = a.y;
+    v[8 * i + 2] = a.z;
+    v[8 * i + 3] = a.w;
+    v[8 * i + 4] = b.x;
+    v[8 * i + 5] = b.y;
+    v[8 * i + 6] = b.z;
+    v[8 * i + 7] = b.w;
+  }
+}
+
 // A warp per sorted position, four blocks of 128 channels at a time: both inputs, gate's and up's.
 __global__ void __launch_bounds__(kRotateThreads, 4)
     MoeRotateChunkKernel(const __grid_constant__ RotateArgs args) {
@@ -52,7 +74,7 @@ __global__ void __launch_bounds__(kRotateThreads, 4)
     const int wanted = first + 16 * lane;
     const int channel = wanted < args.d ? wanted : args.d - kBlockN + (lane & 7) * 16;
     float x[16], v[16];
-    Load16(x_row + channel * (args.x_type == kTypeF32 ? 4 : 2), args.x_type, x);
+    LoadRow16(x_row + channel * (args.x_type == kTypeF32 ? 4 : 2), args.x_type, x);
     const int64_t low = ChunkInputByte(channel, place.num_groups, place.row);
     const int64_t high = ChunkInputByte(channel + 8, place.num_groups, place.row);
 #pragma unroll
@@ -60,7 +82,12 @@ __global__ void __launch_bounds__(kRotateThreads, 4)
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         v[i] = x[i];
-      const Rotated16 r = RotateInput16(v, (which == 0 ? gate_suh : up_suh) + channel, lane);
+      float scale[16];
+      LoadRow16((which == 0 ? gate_suh : up_suh) + channel, kTypeF16, scale);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        v[i] *= scale[i];
+      const Rotated16 r = RotateScaled16<0>(v, lane, false);
       if (wanted < args.d) {
         char* out = to + which * args.up_offset;
         *reinterpret_cast<uint4*>(out + low) =

@@ -2,7 +2,7 @@
 // with up to 96 rows of one expert by warpgroup instructions that run while the next tile is
 // decoded.
 //
-// A block is 16 consumer warps (four warpgroups) and one producer thread, whose warpgroup gives its
+// A block is 16 consumer warps (four warpgroups) and one producer warp, whose warpgroup gives its
 // registers to the others; a task is all inputs of one entry (rows of an expert) x 256 outputs: 128
 // of gate and the same 128 of up, so that the block itself finishes the activation and its
 // rotation, or 256 of down. Warp w decodes the tiles of 16 outputs as the A operand; rotated inputs
@@ -58,7 +58,7 @@ __device__ __forceinline__ ChunkTask MakeChunkTask(const MoeChunkArgs& args, int
   return task;
 }
 
-// One thread: takes tasks and streams their weights and inputs through the ring. `tasks` has the
+// One warp: takes tasks and streams their weights and inputs through the ring. `tasks` has the
 // number of the task that begins in a stage, -1 after the last.
 template <int K>
 __device__ __forceinline__ void ProduceChunk(const MoeChunkArgs& args,
@@ -67,61 +67,77 @@ __device__ __forceinline__ void ProduceChunk(const MoeChunkArgs& args,
                                              uint32_t shared) {
   constexpr uint32_t kWeights = kChunkTileRows * 8 * kTileBytesPerBit * K;  // of 128 outputs
   const uint64_t policy = device::EvictFirstPolicy();
-  uint32_t stage = 0, parity = 1;
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const uint32_t begin = shared + kChunkHeaderBytes;
+  const uint32_t stage_bytes = static_cast<uint32_t>(args.stage_bytes);
+  const uint32_t end = shared + 8 * static_cast<uint32_t>(args.num_stages);
+  uint32_t full = shared, data = begin, parity = 1;
   // The first task is the block's own, the others are taken in turn: their times differ by half.
   int t = static_cast<int>(blockIdx.x);
+#pragma unroll 1
   while (t < num_tasks) {
-    const int next = static_cast<int>(gridDim.x + atomicAdd(args.counters, 1u));
+    int next = 0;
+    if (lane == 0) next = static_cast<int>(gridDim.x + atomicAdd(args.counters, 1u));
     const ChunkTask task = MakeChunkTask(args, t);
     const MoeExpert& e = args.experts[task.entry.expert];
     const int64_t per_block = static_cast<int64_t>(args.steps) * kWeights;
     const uint8_t *first, *second;
+    uint32_t blocks = 2;  // of 128 outputs
     if (args.down) {
       first = e.down + 2 * task.part * per_block;
-      second = 2 * task.part + 1 < args.num_blocks ? first + per_block : nullptr;
+      second = first + per_block;
+      if (2 * task.part + 1 == args.num_blocks) blocks = 1;
     } else {
       first = e.gate + task.part * per_block;
       second = e.up + task.part * per_block;
       // Wanted when the product is done.
-      for (const void* vector : {e.gate_svh, e.up_svh, e.down_suh})
+      if (lane < 3) {
+        const void* vector = lane == 0 ? e.gate_svh : lane == 1 ? e.up_svh : e.down_suh;
         device::PrefetchL2(static_cast<const __half*>(vector) + task.part * kBlockN);
+      }
     }
-    const uint32_t input_bytes = static_cast<uint32_t>(task.num_groups) * kChunkAtomBytes;
-    const char* inputs = static_cast<const char*>(args.xh) +
-                         static_cast<int64_t>(task.entry.group) * args.steps * kChunkAtomBytes;
-    const uint32_t bytes =
-        (second != nullptr ? 2 : 1) * kWeights + (args.down ? 1 : 2) * input_bytes;
+    first = device::Uniform(first);
+    second = device::Uniform(second);
+    const uint32_t input_bytes =
+        device::Uniform(static_cast<uint32_t>(task.num_groups)) * kChunkAtomBytes;
+    const char* inputs =
+        static_cast<const char*>(args.xh) +
+        static_cast<int64_t>(device::Uniform(task.entry.group)) * args.steps * kChunkAtomBytes;
+    const uint32_t bytes = blocks * kWeights + (args.down ? 1 : 2) * input_bytes;
+    device::BarrierWait(full + 8 * kChunkMaxStages, parity);
+    if (lane == 0) tasks[(full - shared) / 8] = t;
+    __syncwarp();
 #pragma unroll 1
     for (int step = 0; step < args.steps; ++step) {
-      const uint32_t full = shared + 8 * stage;
-      const uint32_t data =
-          shared + kChunkHeaderBytes + stage * static_cast<uint32_t>(args.stage_bytes);
-      const uint32_t to = data + static_cast<uint32_t>(args.input_offset);
       device::BarrierWait(full + 8 * kChunkMaxStages, parity);
-      if (step == 0) tasks[stage] = t;
-      device::BarrierArriveExpect(full, bytes);
-      device::BulkCopyEvictFirst(data, first, kWeights, full, policy);
-      if (second != nullptr) {
-        device::BulkCopyEvictFirst(data + kWeights, second, kWeights, full, policy);
-        second += kWeights;
-      }
-      device::BulkCopy(to, inputs, input_bytes, full);
-      if (!args.down) {
-        device::BulkCopy(to + static_cast<uint32_t>(args.input_bytes), inputs + args.up_offset,
-                         input_bytes, full);
+      const uint32_t to = data + static_cast<uint32_t>(args.input_offset);
+      if (device::ElectOne()) {
+        device::BarrierArriveExpect(full, bytes);
+        device::BulkCopyEvictFirst(data, first, kWeights, full, policy);
+        if (blocks == 2)
+          device::BulkCopyEvictFirst(data + kWeights, second, kWeights, full, policy);
+        device::BulkCopy(to, inputs, input_bytes, full);
+        if (!args.down) {
+          device::BulkCopy(to + static_cast<uint32_t>(args.input_bytes), inputs + args.up_offset,
+                           input_bytes, full);
+        }
       }
       first += kWeights;
+      second += kWeights;
       inputs += input_bytes;
-      if (++stage == static_cast<uint32_t>(args.num_stages)) {
-        stage = 0;
+      full += 8;
+      data += stage_bytes;
+      if (full == end) {
+        full = shared;
+        data = begin;
         parity ^= 1;
       }
     }
-    t = next;
+    t = device::Uniform(next);
   }
-  const uint32_t full = shared + 8 * stage;
   device::BarrierWait(full + 8 * kChunkMaxStages, parity);
-  tasks[stage] = -1;
+  if (lane != 0) return;
+  tasks[(full - shared) / 8] = -1;
   device::BarrierArrive(full);
   if (atomicAdd(args.counters + 1, 1u) == gridDim.x - 1) {  // nobody takes any more
     args.counters[0] = 0;
@@ -214,7 +230,7 @@ __device__ __forceinline__ void MultiplySteps(const MoeChunkArgs& args,
     const uint32_t b = (data + from.inputs) / 16;
     const TwoTiles<K> second = LoadTwo<K>(from, data, 1);
     MultiplyTwo<K>(first, from.shift, groups, b, a[0], acc);
-    if (release != 0 && (threadIdx.x & 31) == 0) device::BarrierArrive(release);
+    if (release != 0) device::WarpArrive(release);
     release = full + 8 * kChunkMaxStages;
     if (++ring.stage == static_cast<uint32_t>(args.num_stages)) {
       ring.stage = 0;
@@ -232,7 +248,7 @@ __device__ __forceinline__ void MultiplySteps(const MoeChunkArgs& args,
   }
   device::WarpgroupWait<0>();
   device::PinRegisters(acc);
-  if ((threadIdx.x & 31) == 0) device::BarrierArrive(release);
+  device::WarpArrive(release);
 }
 
 // Multiplies a task and leaves its rows of 256 sums in z: [2][rows][kChunkZStride]. The sums of
@@ -308,8 +324,7 @@ __device__ __forceinline__ void FinishChunkTask(
           out + ChunkInputByte(task.part * kBlockN + 4 * lane, task.num_groups, row)) = words;
     }
   }
-  __syncwarp();
-  if (lane == 0) device::BarrierArrive(shared + kChunkZBarrier);
+  device::WarpArrive(shared + kChunkZBarrier);
 }
 
 template <int K>
@@ -321,9 +336,9 @@ __global__ void __launch_bounds__(kChunkThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.num_stages; ++i) {
       device::BarrierInit(shared + 8 * i, 1);
-      device::BarrierInit(shared + 8 * (kChunkMaxStages + i), kChunkWarps);
+      device::BarrierInit(shared + 8 * (kChunkMaxStages + i), device::kWarpArrivals * kChunkWarps);
     }
-    device::BarrierInit(shared + kChunkZBarrier, kChunkWarps);
+    device::BarrierInit(shared + kChunkZBarrier, device::kWarpArrivals * kChunkWarps);
     device::FenceBarrierInit();
   }
   device::WaitForPrevious();
@@ -333,7 +348,7 @@ __global__ void __launch_bounds__(kChunkThreads, 1)
   volatile int* tasks = reinterpret_cast<int*>(chunk_shared + kChunkTasksAt);
   if (threadIdx.x >= kChunkConsumers) {
     device::ReleaseRegisters<24>();
-    if (threadIdx.x == kChunkConsumers) ProduceChunk<K>(args, num_tasks, tasks, shared);
+    if (threadIdx.x < kChunkConsumers + 32) ProduceChunk<K>(args, num_tasks, tasks, shared);
   } else {
     device::TakeRegisters<112>();
     const LaneWindow window = MakeLaneWindow<K>(static_cast<int>(threadIdx.x & 31));
