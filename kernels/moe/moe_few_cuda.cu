@@ -8,7 +8,8 @@
 // rest. Who relies on what:
 //   rotate    waits, then lets gate/up start: from here on the ids are old
 //   gate/up   its producers wait for the inputs; a block without early tasks says so behind a
-//             fence, so whoever starts when all have said so finds the early sums
+//             fence, so whoever starts when all have said so finds the early sums; without an
+//             early part it lets the activation start at once, which then only waits
 //   activate  early part, fence, lets down start; waits for gate/up; late part
 //   down      lets the sum start at once; early part; its producers wait for the late one
 //   add       waits
@@ -445,7 +446,7 @@ CudaStatus RunMoeFew(const MoeCudaParams& p,
                            scratch + l.xh_down,
                            reinterpret_cast<float*>(scratch + l.down),
                            counters + kFewCounters};
-  // Dealt tasks say only at their end that they are done, so there is no early part.
+  // Dealt tasks are done in no order, so there is no early part.
   const int slots = p.rows * p.num_chosen;
   const int early_slots = IsDealt(p, device, gate_up) ? 0 : slots - std::min(slots / 2, kLateSlots);
   CudaStatus status = LaunchRotate(p, scratch + l.xh, stream);

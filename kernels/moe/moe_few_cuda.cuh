@@ -1,9 +1,9 @@
-// The product of a few rows with their experts: the kernel of exl3_gemm_cuda.cuh (a producer thread
+// The product of a few rows with their experts: the kernel of exl3_gemm_cuda.cuh (a producer
 // that streams weights and rotated inputs through a ring, eight warps that decode and multiply) for
 // tasks of 128 outputs of one expert x one segment x up to 48 rows.
 //
 // What it adds is what few rows need, whose time goes to starts and ends as much as to products:
-//  - Only the producer thread knows what a task is. It writes a note of 16 bytes for the consumers
+//  - Only the producer warp knows what a task is. It writes a note of 16 bytes for the consumers
 //    into the stage where the task begins; they do no arithmetic about tasks.
 //  - Whole rounds of tasks are taken by whoever comes: SMs are not equally fast, and of two blocks
 //    on an SM one runs at twice the speed of the other. The rest, or all of very few tasks, is
