@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 #include "common/build_info.h"
@@ -60,6 +61,11 @@ absl::Status CheckValue(const SettingSpec& spec, const std::string& text, std::s
   const std::string where = absl::StrCat(spec.key, "='", text, "' (from ", ToAbsl(source), ")");
   if (spec.type == SettingType::kBool && !ParseBool(text)) {
     return absl::InvalidArgumentError(where + ": expected 1 or 0");
+  }
+  const std::vector<std::string> choices = absl::StrSplit(spec.choices, ' ', absl::SkipEmpty());
+  if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": expected ", absl::StrJoin(choices, ", ")));
   }
   if (spec.type != SettingType::kInt && spec.type != SettingType::kDouble) return absl::OkStatus();
   double number = 0;
@@ -253,18 +259,23 @@ std::string_view Settings::Source(std::string_view key) const {
   return Get(key, SettingType::kString).source;
 }
 
-std::string Settings::Describe() const {
+std::string Settings::DescribeGiven() const {
   std::string text;
-  for (const auto& [key, value] : values_)
-    absl::StrAppend(&text, key, "=", value.text, " (", ToAbsl(value.source), ")\n");
-  return text;
+  for (const auto& [key, value] : values_) {
+    if (value.source == "default") continue;
+    absl::StrAppend(&text, text.empty() ? "" : " ", key, "=", value.text, " (",
+                    ToAbsl(value.source), ")");
+  }
+  return text.empty() ? "none, all are defaults" : text;
 }
 
 std::string SettingsHelp(Program program) {
-  std::string text = absl::StrCat("usage: ", ToAbsl(ProgramName(program)),
-                                  " [--flag VALUE]...\n\nA value comes from the flag, else the "
-                                  "environment variable of the same name in capitals,"
-                                  "\nelse the file that --config names, else the default.\n\n");
+  std::string text =
+      absl::StrCat("usage: ", ToAbsl(ProgramName(program)),
+                   " [--flag VALUE]...\n\nA value comes from the flag, else the "
+                   "environment variable of the same name in capitals,"
+                   "\nelse the file that --config names, else the default. Lists are "
+                   "separated by commas.\n\n");
   for (const SettingSpec& spec : SettingsTable()) {
     if ((spec.programs & program) == 0) continue;
     absl::StrAppend(&text, "  ", FlagName(spec.key), "  [",
@@ -279,7 +290,8 @@ std::string SettingsExampleFile() {
   std::string text =
       "# Settings of TwinSpark, made from the table in common/settings_table.cc by `gateway "
       "--print-example`; a test compares the two.\n"
-      "# Every line shows the default. Remove the # to change one. An empty value means unset.\n";
+      "# Every line shows the default. Remove the # to change one. An empty value means unset. "
+      "Lists are separated by commas.\n";
   for (const SettingSpec& spec : SettingsTable()) {
     std::string programs;
     for (Program program : {kGateway, kShardWorker, kEngramService}) {

@@ -36,8 +36,9 @@ struct SettingSpec {
   const char* default_value;  // "" = unset
   double min;                 // numbers only
   double max;
-  uint8_t programs;  // bits of Program
-  const char* help;  // one sentence with the unit
+  uint8_t programs;          // bits of Program
+  const char* help;          // one sentence with the unit
+  const char* choices = "";  // a string that is one of these, separated by spaces; "" = any
 };
 
 // Every setting of every program, in the order of the example file.
@@ -69,8 +70,9 @@ class Settings {
   // "flag", "environment", "file" or "default".
   std::string_view Source(std::string_view key) const;
 
-  // Effective configuration, one KEY=VALUE (source) per line; logged at start.
-  std::string Describe() const;
+  // What was given, KEY=VALUE (source) separated by blanks, or "none, all are defaults"; every
+  // program logs it at start.
+  std::string DescribeGiven() const;
 
  private:
   struct Value {

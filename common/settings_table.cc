@@ -13,7 +13,7 @@ constexpr SettingSpec kTable[] = {
     {"CONFIG", SettingType::kString, "", 0, 0, kEveryProgram,
      "File of KEY=VALUE lines with the same keys as this one."},
     {"LOG_LEVEL", SettingType::kString, "info", 0, 0, kEveryProgram,
-     "Least severe level logged: debug, info, warning, error."},
+     "Least severe level logged: debug, info, warning, error.", "debug info warning error"},
     {"LIFELINE_FD", SettingType::kInt, "-1", -1, 1048576, kEveryProgram,
      "File descriptor of a pipe: the program ends at once when its other end closes (-1: none)."},
     {"METRICS_ADDR", SettingType::kString, "", 0, 0, kEveryProgram,
@@ -36,7 +36,7 @@ constexpr SettingSpec kTable[] = {
     {"PORT", SettingType::kInt, "8888", 0, 65535, kGateway,
      "Port of the HTTP server; 0 takes a free one."},
     {"SERVED_MODEL_NAME", SettingType::kList, "DeepSeek-v4.1-Flash-EXL3", 0, 0, kGateway,
-     "Model id that clients see; more names are aliases."},
+     "Model id that clients see; more names in the list are aliases."},
     {"API_KEY_FILE", SettingType::kString, "", 0, 0, kGateway,
      "File with one accepted API key per line. Unset: open to everyone who reaches the port."},
     {"CORS_ALLOW_ORIGIN", SettingType::kList, "", 0, 0, kGateway,
@@ -88,7 +88,8 @@ constexpr SettingSpec kTable[] = {
     {"MEMORY_BUDGET_GIB", SettingType::kDouble, "0", 0, kNoMax, kShardWorker,
      "Memory this worker may take in GiB; 0: what the system says is available."},
     {"OP_LOG_DIR", SettingType::kString, "", 0, 0, kShardWorker,
-     "Directory where the ops of every epoch are recorded for replay_ops. Unset: not recorded."},
+     "Directory, made if need be, where the ops of every epoch are recorded for replay_ops. Unset: "
+     "not recorded."},
     {"TEST_HOOKS", SettingType::kBool, "0", 0, 0, kShardWorker,
      "Accepts the fault injection used by the tests. Never on a server."},
 
@@ -108,7 +109,8 @@ constexpr SettingSpec kTable[] = {
      "Refuses to serve from unpacked tables."},
     {"ENGRAM_IO", SettingType::kString, "auto", 0, 0, kEngramService,
      "How tables are read: uring or threads past the page cache, inline through it; auto: uring, "
-     "where it is allowed, for tables of 1 GiB and more, else inline."},
+     "where it is allowed, for tables of 1 GiB and more, else inline.",
+     "auto uring threads inline"},
     {"ENGRAM_QUEUE_DEPTH", SettingType::kInt, "128", 8, 1024, kEngramService,
      "Reads in flight to the drive."},
     {"ENGRAM_SCRUB_MB_S", SettingType::kInt, "30", 0, 200, kEngramService,

@@ -73,6 +73,19 @@ TEST(SettingsTest, ErrorsNameKeyValueSourceAndRange) {
   EXPECT_FALSE(infinite.ok());
 }
 
+TEST(SettingsTest, ChoicesAreNamed) {
+  EXPECT_EQ(Parse({"--log-level", "loud"}).status().message(),
+            "LOG_LEVEL='loud' (from flag): expected debug, info, warning, error");
+  EXPECT_TRUE(Parse({"--log-level", "error"}).ok());
+  EXPECT_FALSE(Settings::Parse(kEngramService, {}, Env({{"ENGRAM_IO", "urin"}})).ok());
+}
+
+TEST(SettingsTest, WhatWasGivenIsDescribed) {
+  EXPECT_EQ(Parse({})->DescribeGiven(), "none, all are defaults");
+  EXPECT_EQ(Parse({"--run-ahead", "0"}, {{"PORT", "8899"}})->DescribeGiven(),
+            "PORT=8899 (environment) RUN_AHEAD=0 (flag)");
+}
+
 TEST(SettingsTest, UnknownFlagsAndFileKeysAreRefused) {
   EXPECT_THAT(std::string(Parse({"--prot", "1"}).status().message()), HasSubstr("--prot"));
   EXPECT_THAT(std::string(Parse({"stray"}).status().message()), HasSubstr("stray"));

@@ -55,17 +55,23 @@ ServingOptions OptionsOf(const Settings& settings) {
 int Run(const Settings& settings) {
   InitLog("engram_service", settings.String("LOG_LEVEL"));
   LOG_INFO << "starting build=\"" << BuildId() << "\"";
+  LOG_INFO << "settings given: " << settings.DescribeGiven();
   const Lifeline lifeline(static_cast<int>(settings.Int("LIFELINE_FD")));
   const ServingOptions options = OptionsOf(settings);
   if (options.tables.model_dir.empty()) {
     LOG_ERROR << "MODEL_DIR is not set: give --model-dir DIR with config.json and the token map";
     return kExitBadConfig;
   }
+  if (options.tables.rank >= options.tables.world) {
+    LOG_ERROR << "ENGRAM_RANK=" << options.tables.rank
+              << " is not below ENGRAM_WORLD=" << options.tables.world;
+    return kExitBadConfig;
+  }
   Metrics metrics;
   if (settings.IsSet("METRICS_ADDR")) {
     const absl::Status exposed = metrics.Expose(settings.String("METRICS_ADDR"));
     if (!exposed.ok()) {
-      LOG_ERROR << "METRICS_ADDR " << exposed.message();
+      LOG_ERROR << exposed.message();
       return kExitBadConfig;
     }
   }

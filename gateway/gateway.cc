@@ -102,7 +102,7 @@ ExitCode Gateway::Start() {
 ExitCode Gateway::StartMetrics() {
   if (!settings_.IsSet("METRICS_ADDR")) return kExitOk;
   const absl::Status exposed = metrics_.Expose(settings_.String("METRICS_ADDR"));
-  return exposed.ok() ? kExitOk : BadConfig(absl::StrCat("METRICS_ADDR: ", exposed.message()));
+  return exposed.ok() ? kExitOk : BadConfig(std::string(exposed.message()));
 }
 
 ExitCode Gateway::StartText() {

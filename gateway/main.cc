@@ -16,6 +16,7 @@ namespace {
 int Run(const twinspark::Settings& settings) {
   twinspark::InitLog("gateway", settings.String("LOG_LEVEL"));
   LOG_INFO << "starting build=\"" << twinspark::BuildId() << "\"";
+  LOG_INFO << "settings given: " << settings.DescribeGiven();
   const twinspark::Lifeline lifeline(static_cast<int>(settings.Int("LIFELINE_FD")));
   twinspark::gateway::Gateway gateway(settings);
   if (const twinspark::ExitCode code = gateway.Start(); code != twinspark::kExitOk) return code;

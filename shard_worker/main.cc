@@ -23,6 +23,7 @@ constexpr auto kLastWords = std::chrono::milliseconds(100);
 
 int Run(const Settings& settings) {
   InitLog("shard_worker", settings.String("LOG_LEVEL"));
+  LOG_INFO << "settings given: " << settings.DescribeGiven();
   const Lifeline lifeline(static_cast<int>(settings.Int("LIFELINE_FD")));
   ShardWorker worker(settings);
   if (const absl::Status started = worker.Start(); !started.ok()) {

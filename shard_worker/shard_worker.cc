@@ -2,6 +2,8 @@
 #include "shard_worker/shard_worker.h"
 
 #include <chrono>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -51,6 +53,14 @@ absl::Status ShardWorker::Start() {
   if (settings_.String("BACKEND") != "cpu") {
     return absl::InvalidArgumentError(
         absl::StrCat("BACKEND is \"", settings_.String("BACKEND"), "\", this build has: cpu"));
+  }
+  if (settings_.IsSet("OP_LOG_DIR")) {
+    std::error_code error;
+    std::filesystem::create_directories(settings_.String("OP_LOG_DIR"), error);
+    if (error) {
+      return absl::InvalidArgumentError(absl::StrCat("OP_LOG_DIR='", settings_.String("OP_LOG_DIR"),
+                                                     "' cannot be made: ", error.message()));
+    }
   }
   if (settings_.IsSet("METRICS_ADDR")) {
     RETURN_IF_ERROR(metrics_.Expose(settings_.String("METRICS_ADDR")));

@@ -145,6 +145,23 @@ def test_a_setting_out_of_range(tmp_path):
         assert re.search(r"DSPARK_TOKENS.*17", cluster.gateway.log()), cluster.gateway.log()
 
 
+@pytest.mark.parametrize("name, flags, needles", [
+    ("engram_service-0", ["--engram-rank", "2", "--engram-world", "2"], ["ENGRAM_RANK=2 is not below ENGRAM_WORLD=2"]),
+    ("engram_service-0", ["--engram-io", "urin"], ["ENGRAM_IO='urin'", "expected auto, uring, threads, inline"]),
+    ("shard_worker-0", ["--op-log-dir", "/proc/ops"], ["OP_LOG_DIR='/proc/ops' cannot be made"]),
+    ("gateway", ["--log-level", "loud"], ["LOG_LEVEL='loud'", "expected debug, info, warning, error"]),
+])
+def test_a_setting_that_cannot_be(tmp_path, name, flags, needles):
+    cluster = FiveProcesses(tmp_path)
+    part = next(part for part in cluster.parts() if part.name == name)
+    part.flags += flags
+    with cluster:
+        part.start(wait=False)
+        assert part.exit_code(SECONDS_MAX) == 78, part.log()
+        for needle in needles:
+            assert needle in part.log(), part.log()
+
+
 def test_one_worker_for_two_ranks(tmp_path):
     with FiveProcesses(tmp_path) as cluster:
         cluster.gateway.flags += ["--workers", "127.0.0.1:1,127.0.0.1:1", "--engram-endpoints", "127.0.0.1:2,127.0.0.1:2"]
