@@ -313,6 +313,8 @@ std::string DefaultTokenizer() {
   return (Checkout() / "build/tokenizer/tokenizer.json").string();
 }
 
+constexpr char kUsage[] = "usage: golden_chat --dir DIR [--tokenizer FILE] [--only PREFIX]...\n";
+
 int Main(const std::vector<std::string_view>& args) {
   std::filesystem::path dir;
   std::string tokenizer_path = DefaultTokenizer();
@@ -330,7 +332,7 @@ int Main(const std::vector<std::string_view>& args) {
     }
   }
   if (dir.empty() || args.size() % 2 != 0) {
-    std::fprintf(stderr, "usage: golden_chat --dir DIR [--tokenizer FILE] [--only PREFIX]...\n");
+    std::fputs(kUsage, stderr);
     return kExitFailed;
   }
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(tokenizer_path, dir);
@@ -365,5 +367,6 @@ int Main(const std::vector<std::string_view>& args) {
 }  // namespace twinspark::golden
 
 int main(int argc, char** argv) {
+  if (twinspark::golden::HelpWasAsked(argc, argv, twinspark::golden::kUsage)) return 0;
   return twinspark::golden::Main(std::vector<std::string_view>(argv + 1, argv + argc));
 }

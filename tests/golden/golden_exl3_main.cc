@@ -334,8 +334,10 @@ int Run(const std::string& dir) {
 }  // namespace twinspark::golden
 
 int main(int argc, char** argv) {
+  constexpr char kUsage[] = "usage: golden_exl3 --dir DIR\n";
+  if (twinspark::golden::HelpWasAsked(argc, argv, kUsage)) return 0;
   if (argc != 3 || std::string_view(argv[1]) != "--dir") {
-    std::fprintf(stderr, "usage: golden_exl3 --dir DIR\n");
+    std::fputs(kUsage, stderr);
     return twinspark::golden::kExitFailed;
   }
   return twinspark::golden::Run(argv[2]);

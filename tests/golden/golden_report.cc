@@ -15,6 +15,19 @@ std::string ValueAndBound(double value, double bound) {
 
 }  // namespace
 
+bool HelpWasAsked(int argc, const char* const* argv, std::string_view usage) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view flag = argv[i];
+    if (flag != "--help" && flag != "-h") continue;
+    std::printf("%.*s", static_cast<int>(usage.size()), usage.data());
+    std::printf(
+        "Prints a line per comparison, then the counts. Exit codes: 0 passed, 1 failed or bad\n"
+        "argument, 77 the directory cannot be run that way (tests/README.md).\n");
+    return true;
+  }
+  return false;
+}
+
 void GoldenReport::Line(std::string_view name,
                         const Distance& distance,
                         std::string_view bound,

@@ -50,6 +50,10 @@ struct Distance {
   }
 };
 
+// Whether an argument is --help (or -h); then `usage` and what the programs have in common have
+// been printed to stdout, and main returns 0.
+bool HelpWasAsked(int argc, const char* const* argv, std::string_view usage);
+
 class GoldenReport {
  public:
   // Adds to P: call it for everything that the directory holds for the selected cases.

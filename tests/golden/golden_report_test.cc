@@ -90,5 +90,12 @@ TEST(Distance, CountsNanInfinityAndSizes) {
       HUGE_VAL);
 }
 
+TEST(GoldenReportTest, HelpIsAskedByItsFlagAlone) {
+  const char* const asking[] = {"program", "--dir", "x", "--help"};
+  const char* const running[] = {"program", "--dir", "help"};
+  EXPECT_TRUE(HelpWasAsked(4, asking, "usage: program\n"));
+  EXPECT_FALSE(HelpWasAsked(3, running, "usage: program\n"));
+}
+
 }  // namespace
 }  // namespace twinspark::golden

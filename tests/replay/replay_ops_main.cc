@@ -4,17 +4,21 @@
 //   replay_ops --log FILE --workers HOST:PORT[,...] [--engram-endpoints HOST:PORT[,...]]
 //   [--model-dir DIR]
 //              [--stop-at OP] [--verbose]
-// Exit codes: 0 all digests equal, 1 a digest differs (the first op is named), 64 wrong arguments,
-// 69 workers not there or an op failed otherwise than recorded.
+// Exit codes: 0 all digests equal, 1 a digest differs (the first op is named), 64 unreadable log or
+// another number of workers, 69 workers not there or an op failed otherwise than recorded, 78 bad
+// argument.
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 
+#include "common/exit_codes.h"
 #include "common/ids.h"
 #include "shard_worker/runtime/op_log.h"
 #include "tests/replay/worker_driver.h"
@@ -24,7 +28,7 @@ namespace {
 
 constexpr int kEqual = 0;
 constexpr int kDiffers = 1;
-constexpr int kUsage = 64;
+constexpr int kBadLog = 64;  // or the workers do not fit it
 constexpr int kUnavailable = 69;
 
 DriverGroup GroupOf(const RecordedLog& log, const std::map<std::string, std::string>& flags) {
@@ -79,16 +83,21 @@ int Run(const std::map<std::string, std::string>& flags, bool verbose) {
   const absl::StatusOr<RecordedLog> log = ReadOpLog(flags.at("--log"));
   if (!log.ok()) {
     std::cerr << log.status().message() << "\n";
-    return kUsage;
+    return kBadLog;
   }
   const DriverGroup group = GroupOf(*log, flags);
   if (static_cast<int>(group.workers.size()) != log->group.world) {
     std::cerr << "the log is of " << log->group.world << " ranks, --workers names "
               << group.workers.size() << "\n";
-    return kUsage;
+    return kBadLog;
   }
   int64_t stop_at = INT64_MAX;
-  if (flags.contains("--stop-at")) (void)absl::SimpleAtoi(flags.at("--stop-at"), &stop_at);
+  if (flags.contains("--stop-at") &&
+      (!absl::SimpleAtoi(flags.at("--stop-at"), &stop_at) || stop_at < 0)) {
+    std::cerr << "replay_ops: --stop-at '" << flags.at("--stop-at")
+              << "': expected a number of ops\n";
+    return kExitBadConfig;
+  }
   const auto driver = WorkerDriver::Open(group);
   if (!driver.ok()) {
     std::cerr << driver.status() << "\n";
@@ -118,20 +127,42 @@ int Run(const std::map<std::string, std::string>& flags, bool verbose) {
 }  // namespace twinspark
 
 int main(int argc, char** argv) {
+  constexpr std::string_view kUsage =
+      "usage: replay_ops --log FILE --workers HOST:PORT[,...] [--engram-endpoints "
+      "HOST:PORT[,...]]\n"
+      "                  [--model-dir DIR] [--stop-at OPS] [--verbose]\n"
+      "  --log FILE       epoch-E-rank-R.oplog, which a worker with OP_LOG_DIR wrote\n"
+      "  --workers        as many as the log has ranks, without a gateway; rank 0 first\n"
+      "  --model-dir DIR  instead of the directory that the log names\n"
+      "  --stop-at OPS    ends after so many ops\n"
+      "  --verbose        prints every op, its digest and time\n"
+      "Exit codes: 0 all digests equal, 1 a digest differs, 64 unreadable log or another number "
+      "of\n"
+      "workers, 69 workers not there or an op failed otherwise than recorded, 78 bad argument.\n";
+  const std::set<std::string> known = {"--log", "--workers", "--engram-endpoints", "--model-dir",
+                                       "--stop-at"};
   std::map<std::string, std::string> flags;
   bool verbose = false;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
+    if (flag == "--help" || flag == "-h") {
+      std::cout << kUsage;
+      return twinspark::kEqual;
+    }
     if (flag == "--verbose") {
       verbose = true;
-    } else if (i + 1 < argc) {
+    } else if (known.contains(flag) && i + 1 < argc) {
       flags[flag] = argv[++i];
+    } else {
+      std::cerr << "replay_ops: "
+                << (known.contains(flag) ? "no value for '" : "unknown argument '") << flag << "'\n"
+                << kUsage;
+      return twinspark::kExitBadConfig;
     }
   }
   if (!flags.contains("--log") || !flags.contains("--workers")) {
-    std::cerr << "usage: replay_ops --log FILE --workers HOST:PORT[,...] [--engram-endpoints "
-                 "HOST:PORT[,...]] [--model-dir DIR] [--stop-at OPS] [--verbose]\n";
-    return twinspark::kUsage;
+    std::cerr << "replay_ops: --log and --workers are needed\n" << kUsage;
+    return twinspark::kExitBadConfig;
   }
   return twinspark::Run(flags, verbose);
 }

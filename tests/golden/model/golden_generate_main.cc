@@ -271,10 +271,12 @@ int Run(const Arguments& arguments) {
   return report.Finish();
 }
 
+constexpr char kUsage[] =
+    "usage: golden_generate --dir MODEL [--cases FILE] [--tp N] [--drafts K] [--chunk N] "
+    "[--threads N] [--case NAME] [--f16-copy]\n";
+
 int Usage() {
-  std::fprintf(stderr,
-               "golden_generate --dir MODEL [--cases FILE] [--tp N] [--drafts K] [--chunk N] "
-               "[--threads N] [--case NAME] [--f16-copy]\n");
+  std::fputs(kUsage, stderr);
   return kExitFailed;
 }
 
@@ -282,6 +284,7 @@ int Usage() {
 }  // namespace twinspark::golden
 
 int main(int argc, char** argv) {
+  if (twinspark::golden::HelpWasAsked(argc, argv, twinspark::golden::kUsage)) return 0;
   twinspark::golden::Arguments arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];

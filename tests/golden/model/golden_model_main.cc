@@ -487,10 +487,12 @@ int Run(const Arguments& arguments) {
   return report.Finish();
 }
 
+constexpr char kUsage[] =
+    "usage: golden_model --dir DIR [--tp N] [--chunk N] [--case NAME] [--threads N] [--rung N] "
+    "[--backend cpu|cuda]\n";
+
 int Usage() {
-  std::fprintf(stderr,
-               "golden_model --dir DIR [--tp N] [--chunk N] [--case NAME] [--threads N] "
-               "[--rung N] [--backend cpu|cuda]\n");
+  std::fputs(kUsage, stderr);
   return kExitFailed;
 }
 
@@ -498,6 +500,7 @@ int Usage() {
 }  // namespace twinspark::golden
 
 int main(int argc, char** argv) {
+  if (twinspark::golden::HelpWasAsked(argc, argv, twinspark::golden::kUsage)) return 0;
   twinspark::golden::Arguments arguments;
   for (int i = 1; i < argc; i += 2) {
     if (i + 1 >= argc) return twinspark::golden::Usage();
