@@ -1,6 +1,8 @@
 // Pooling of the compressor on the CPU: a softmax per channel over the tokens of a group.
 #include "kernels/attention/compress_pool.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/compress_pool_cpu.cc"
 #include "hwy/foreach_target.h"
@@ -15,25 +17,31 @@ namespace {
 
 constexpr int kMaxRatio = 8;
 
-template <class Out>
+// kRatio: the number of tokens where it has code of its own, so that scores stay in registers; else
+// 0.
+template <int kRatio, class Out>
 void PoolGroup(const float* const* tokens, int ratio, int64_t n, Out* out) {
   const DF d;
+  const int count = kRatio == 0 ? ratio : kRatio;
   MapVectors<false>(d, n, out, [&](const auto& load) HWY_ATTR {
-    VF score[kMaxRatio];
+    VF score[kRatio == 0 ? kMaxRatio : kRatio];
+    if constexpr (kRatio == 0) std::fill(score, score + kMaxRatio, hn::Zero(d));
     VF largest = load(tokens[0] + n);
-    for (int i = 0; i < ratio; ++i) {
+    TWINSPARK_UNROLL
+    for (int i = 0; i < count; ++i) {
       score[i] = load(tokens[i] + n);
       largest = hn::Max(largest, score[i]);
     }
     VF sum = hn::Zero(d);
-    for (int i = 0; i < ratio; ++i) {
+    TWINSPARK_UNROLL
+    for (int i = 0; i < count; ++i) {
       score[i] = ExpF32(d, hn::Sub(score[i], largest));
       sum = hn::Add(sum, score[i]);
     }
     VF pooled = hn::Zero(d);
-    for (int i = 0; i < ratio; ++i) {
+    TWINSPARK_UNROLL
+    for (int i = 0; i < count; ++i)
       pooled = hn::MulAdd(hn::Div(score[i], sum), load(tokens[i]), pooled);
-    }
     return pooled;
   });
 }
@@ -53,7 +61,11 @@ void PoolGroups(const CompressPoolParams& p, int64_t begin, int64_t end) {
           tokens[i] = static_cast<const float*>(p.carry.data) + (-1 - source) * p.carry.cols;
         }
       }
-      PoolGroup(tokens, p.ratio, p.out.cols, p.out.Row<Out>(g));
+      if (p.ratio == 2) {
+        PoolGroup<2>(tokens, p.ratio, p.out.cols, p.out.Row<Out>(g));
+      } else {
+        PoolGroup<0>(tokens, p.ratio, p.out.cols, p.out.Row<Out>(g));
+      }
     }
   });
 }
