@@ -33,7 +33,7 @@ LogitScan Scan(const float* logits, int64_t n) {
   const DF d;
   const hn::RebindToSigned<DF> di;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t block = kChains * kRounds * lanes;
+  const int64_t block = int64_t{kChains} * kRounds * lanes;
   const VF zero = hn::Zero(d);
   VF best = hn::Set(d, kMaskedLogit), rest[kChains] = {zero, zero, zero, zero};
   auto in_block = hn::Zero(di);
@@ -48,7 +48,7 @@ LogitScan Scan(const float* logits, int64_t n) {
     for (int r = 0; r < kRounds; ++r) {
       TWINSPARK_UNROLL
       for (int c = 0; c < kChains; ++c) {
-        const VF x = hn::LoadU(d, logits + i + (r * kChains + c) * lanes);
+        const VF x = hn::LoadU(d, logits + i + int64_t{r * kChains + c} * lanes);
         largest[c] = LargerNumber(d, x, largest[c]);
         rest[c] = hn::MulAdd(x, zero, rest[c]);
       }
