@@ -67,12 +67,12 @@ class HttpConnection::Exchange : public HttpExchange,
     if (is_started_ || is_gone_) return;
     is_started_ = true;
     Complete();
-    connection_->Respond(request_, std::move(response));
+    connection_->Respond(request_, response);
   }
   void StartStream(HttpResponse head, std::string keepalive) override {
     if (is_started_ || is_gone_) return;
     is_started_ = true;
-    connection_->StartStream(request_, std::move(head), std::move(keepalive));
+    connection_->StartStream(request_, head, std::move(keepalive));
   }
   void Write(std::string_view piece) override {
     if (is_started_ && !is_complete_ && !is_gone_) connection_->Write(piece);
@@ -265,7 +265,7 @@ void HttpConnection::RefuseRequest(int status, std::string_view message) {
     response.headers.emplace_back("Content-Type", "application/json");
     response.body = core_->options.error_body(status, message);
   }
-  Respond(HttpRequest(), std::move(response));
+  Respond(HttpRequest(), response);
 }
 
 void HttpConnection::SetDeadline(int64_t delay_ms) {
@@ -307,7 +307,7 @@ std::string HttpConnection::Head(const HttpRequest& request,
   return head;
 }
 
-void HttpConnection::Respond(const HttpRequest& request, HttpResponse response) {
+void HttpConnection::Respond(const HttpRequest& request, const HttpResponse& response) {
   if (phase_ != Phase::kHandling) return;
   std::string bytes = Head(request, response, /*is_stream=*/false);
   if (request.method != "HEAD") bytes.append(response.body);
@@ -316,7 +316,7 @@ void HttpConnection::Respond(const HttpRequest& request, HttpResponse response) 
 }
 
 void HttpConnection::StartStream(const HttpRequest& request,
-                                 HttpResponse head,
+                                 const HttpResponse& head,
                                  std::string keepalive) {
   if (phase_ != Phase::kHandling) return;
   Queue(Head(request, head, /*is_stream=*/true));

@@ -88,8 +88,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::mutex& owner_mutex() { return owner_mutex_; }
 
   // Called by the exchange, by its owner.
-  void Respond(const HttpRequest& request, HttpResponse response);
-  void StartStream(const HttpRequest& request, HttpResponse head, std::string keepalive);
+  void Respond(const HttpRequest& request, const HttpResponse& response);
+  void StartStream(const HttpRequest& request, const HttpResponse& head, std::string keepalive);
   void Write(std::string_view piece);
   void EndStream(bool close);
   void Abandon(bool is_started);
