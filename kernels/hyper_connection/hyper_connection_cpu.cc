@@ -59,7 +59,7 @@ void CollapseNormRows(const CollapseNormParams& p, char* scratch, int64_t begin,
         using In = std::remove_pointer_t<decltype(in_type)>;
         using Out = std::remove_pointer_t<decltype(out_type)>;
         const bool wanted = p.collapsed.data != nullptr;
-        const int64_t rows = wanted ? kMostRows : static_cast<int64_t>(sizeof(float) / sizeof(In));
+        const int64_t rows = wanted || std::is_same_v<In, Bf16> ? kMostRows : 1;  // in scratch
         for (int64_t t = begin; t < end; t += rows) {
           const int64_t count = std::min(rows, end - t);
           In* collapsed[kMostRows];
@@ -79,7 +79,7 @@ void CollapseNormRows(const CollapseNormParams& p, char* scratch, int64_t begin,
   });
 }
 
-constexpr int64_t kRowsAtOnce = 2 * kDotRows;
+constexpr int64_t kRowsAtOnce = int64_t{2} * kDotRows;
 constexpr int64_t kMostLanes = 8;  // wider divisions take longer
 
 // m[num_mixes] of rows [begin, end), not yet multiplied by the inverse rms.
