@@ -207,7 +207,8 @@ void EngineLoop::Handle(SubmitMessage message) {
   running.accept_us = clock_.NowUs();
   LOG_INFO << "request accepted id=" << running.request_id
            << " hash=" << Hex16(running.request_hash) << " prompt=" << running.num_prompt_tokens
-           << " max_tokens=" << request.max_tokens.value_or(0) << " seed=" << request.sampling.seed;
+           << " max_tokens=" << request.max_tokens.value_or(0)
+           << " seed=" << static_cast<int64_t>(request.sampling.seed);
 
   SequenceSpec spec;
   spec.request_hash = running.request_hash;

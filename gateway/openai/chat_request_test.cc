@@ -319,6 +319,16 @@ TEST(SamplingFields, TheApiAndTheEngineTakeListsOfTheSameLength) {
   EXPECT_FALSE(ChatError("\"stop_token_ids\":[]").has_value());
 }
 
+TEST(SamplingFields, ADrawnSeedMayBeAskedFor) {
+  for (int i = 0; i < 64; ++i) {
+    SamplingParams drawn, asked;
+    ASSERT_FALSE(ChatError("\"top_p\":1", &drawn).has_value());
+    const std::string json = absl::StrCat("\"seed\":", drawn.seed);
+    ASSERT_FALSE(ChatError(json, &asked).has_value()) << json;
+    EXPECT_EQ(asked.seed, drawn.seed);
+  }
+}
+
 TEST(SamplingFields, ATokenIsLeftToDraw) {
   std::vector<int32_t> ids;
   DemoText().tokenizer->EncodePlain("x", &ids);

@@ -133,7 +133,8 @@ void ReadSampling(FieldReader& reader,
   sampling.presence_penalty = number("presence_penalty", bounds::kPresencePenalty, 0);
   sampling.repetition_penalty = positive("repetition_penalty", bounds::kRepetitionPenalty, 1);
   const std::optional<int64_t> seed = reader.Integer("seed", INT64_MIN, INT64_MAX);
-  sampling.seed = seed.has_value() && *seed != -1 ? static_cast<uint64_t>(*seed) : RandomU64();
+  // A drawn one is a value that may be asked for, so that a request can be repeated from the log.
+  sampling.seed = seed.has_value() && *seed != -1 ? static_cast<uint64_t>(*seed) : RandomU64() >> 1;
   fields->num_choices =
       static_cast<int32_t>(reader.Integer("n", 1, limits::kMaxChoices).value_or(1));
   if (fields->num_choices > 1 && sampling.temperature < 1e-5f) {

@@ -18,7 +18,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "absl/strings/numbers.h"
+
 #include "common/check.h"
+#include "common/exit_codes.h"
 #include "common/testing/seeded_rng.h"
 #include "engram_service/io/pread_pool.h"
 #include "engram_service/read/local_rows.h"
@@ -283,11 +286,21 @@ int main(int argc, char** argv) {
   double seconds = 10;
   int clients = 4;
   uint64_t seed = 1;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
-    if (flag == "--seconds") seconds = std::stod(argv[i + 1]);
-    if (flag == "--clients") clients = std::stoi(argv[i + 1]);
-    if (flag == "--seed") seed = std::stoull(argv[i + 1]);
+    if (flag == "--help") {
+      std::puts("usage: engram_soak [--seconds N] [--clients N] [--seed N]");
+      return 0;
+    }
+    const char* const value = i + 1 < argc ? argv[i + 1] : "";
+    const bool taken = (flag == "--seconds" && absl::SimpleAtod(value, &seconds) && seconds > 0) ||
+                       (flag == "--clients" && absl::SimpleAtoi(value, &clients) && clients > 0) ||
+                       (flag == "--seed" && absl::SimpleAtoi(value, &seed));
+    if (!taken) {
+      std::fprintf(stderr, "engram_soak: '%s %s' is no flag with a value it takes; see --help\n",
+                   flag.c_str(), value);
+      return twinspark::kExitBadConfig;
+    }
   }
   return twinspark::engram::Run(seconds, clients, seed);
 }

@@ -7,13 +7,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <boost/json.hpp>
 #include <time.h>
 
+#include "absl/strings/numbers.h"
+
+#include "common/exit_codes.h"
 #include "common/file_util.h"
 #include "common/status_macros.h"
 #include "tests/golden/model/model_group.h"
@@ -26,7 +29,7 @@ struct Arguments {
   std::string cases;
   int threads = 2;
   int tp = 1;
-  int64_t chunk = 512;
+  int chunk = 512;
   int passes = 5;
   bool f16_copy = false;
   bool smoke = false;
@@ -159,22 +162,36 @@ absl::Status Run(const Arguments& arguments) {
 }  // namespace twinspark::golden
 
 int main(int argc, char** argv) {
+  constexpr const char* kUsage =
+      "usage: forward_bench [--dir MODEL] [--cases FILE] [--threads N] [--tp 1|2] [--chunk ROWS]\n"
+      "                     [--passes N] [--f16-copy] [--smoke]\n";
   twinspark::golden::Arguments arguments;
+  const std::map<std::string, int*> numbers = {{"--threads", &arguments.threads},
+                                               {"--tp", &arguments.tp},
+                                               {"--chunk", &arguments.chunk},
+                                               {"--passes", &arguments.passes}};
+  const std::map<std::string, std::string*> texts = {{"--dir", &arguments.dir},
+                                                     {"--cases", &arguments.cases}};
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--smoke") {
+    const char* const value = i + 1 < argc ? argv[i + 1] : "";
+    if (flag == "--help") {
+      std::fputs(kUsage, stdout);
+      return 0;
+    } else if (flag == "--smoke") {
       arguments.smoke = true;
       arguments.passes = 1;
     } else if (flag == "--f16-copy") {
       arguments.f16_copy = true;
-    } else if (i + 1 < argc) {
-      const std::string value = argv[++i];
-      if (flag == "--dir") arguments.dir = value;
-      if (flag == "--cases") arguments.cases = value;
-      if (flag == "--threads") arguments.threads = std::max(1, std::atoi(value.c_str()));
-      if (flag == "--tp") arguments.tp = std::max(1, std::atoi(value.c_str()));
-      if (flag == "--chunk") arguments.chunk = std::max(1, std::atoi(value.c_str()));
-      if (flag == "--passes") arguments.passes = std::max(1, std::atoi(value.c_str()));
+    } else if (texts.contains(flag) && *value != 0) {
+      *texts.at(flag) = argv[++i];
+    } else if (numbers.contains(flag) && absl::SimpleAtoi(value, numbers.at(flag)) &&
+               *numbers.at(flag) >= 1) {
+      ++i;
+    } else {
+      std::fprintf(stderr, "forward_bench: '%s %s' is no flag with a value it takes\n%s",
+                   flag.c_str(), value, kUsage);
+      return twinspark::kExitBadConfig;
     }
   }
   const absl::Status status = twinspark::golden::Run(arguments);

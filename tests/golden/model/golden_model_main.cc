@@ -442,6 +442,12 @@ absl::Status RunDirectory(const Arguments& arguments,
                           GoldenDirectory& directory,
                           GoldenReport& report) {
   const std::vector<Rung> rungs = Rungs(directory.is_f32());
+  const bool is_there = std::any_of(directory.cases().begin(), directory.cases().end(),
+                                    [&](const GoldenCase& c) { return c.name == arguments.only; });
+  if (!arguments.only.empty() && !is_there) {
+    return absl::NotFoundError(
+        absl::StrCat("--case ", arguments.only, ": ", arguments.dir, " has no such case"));
+  }
   std::vector<std::unique_ptr<CaseRunner>> runners(rungs.size());
   for (const GoldenCase& c : directory.cases()) {
     if (!arguments.only.empty() && c.name != arguments.only) continue;
