@@ -3,7 +3,7 @@
 # the CUDA compiler alone (or uses those in $PREBUILT), runs exactness, invariance and the sanitizer,
 # then the benchmarks, and leaves logs and JSON lines in $OUT.
 #   OUT=DIR [PREBUILT=DIR] [VECTORS=DIR] [TESTS=DIR] [ARCH=sm_90a] kernels/cuda/device_check.sh [step...]
-# Steps: build check quick siblings sanitize ring linear linear-quick sweep moe moe-quick counters
+# Steps: build check quick siblings sanitize ring soak linear linear-quick sweep moe moe-quick counters
 # (default: build check linear moe). VECTORS
 # is the folder of golden EXL3 matrices (manifest.json beside the .bin files), TESTS what
 # pack_tests.sh made on a machine with the CPU build.
@@ -98,6 +98,7 @@ for step in "${steps[@]}"; do
     linear-quick) run linear 120 "$bin/exl3_linear_gpu_bench" --quick --json="$out/linear.json" ;;
     sweep) run sweep 120 "$bin/exl3_linear_gpu_bench" --sweep ;;
     moe) run moe 200 "$bin/moe_gpu_bench" --json="$out/moe.json" ;;
+    soak) run soak 120 "$bin/moe_gpu_bench" --soak=10 ;;
     moe-quick) run moe 120 "$bin/moe_gpu_bench" --quick --json="$out/moe.json" ;;
     counters)  # one gate/up and one down kernel of 8 rows, then linears; Nsight Compute
       run counters 100 ncu --clock-control none --section SpeedOfLight --section WarpStateStats \

@@ -51,7 +51,7 @@ struct MoeCudaParams {
 };
 
 inline constexpr int kMaxMoeRows = 8192;
-inline constexpr int kMaxMoeSmallRows = 48;  // above, a call is a chunk
+inline constexpr int kMaxMoeSmallRows = 24;  // above, a call is a chunk
 
 // Workspace of a call with up to `rows` rows. A chunk larger than its workspace allows is run in
 // slices, so `rows` may be less than the largest call (its bits do not change, its experts are read

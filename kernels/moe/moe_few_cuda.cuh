@@ -1,6 +1,6 @@
 // The product of a few rows with their experts: the kernel of exl3_gemm_cuda.cuh (a producer
 // that streams weights and rotated inputs through a ring, eight warps that decode and multiply) for
-// tasks of 128 outputs of one expert x one segment x up to 48 rows.
+// tasks of 128 outputs of one expert x one segment x up to 24 rows.
 //
 // What it adds is what few rows need, whose time goes to starts and ends as much as to products:
 //  - Only the producer warp knows what a task is. It writes a note of 16 bytes for the consumers
@@ -538,12 +538,10 @@ int LaunchMoeFew(const MoeFewArgs& args, int grid, size_t shared_bytes, void* st
 template <int K>
 MoeFewLauncher PickMoeFew(int codebook, int groups) {
   if (codebook == kCodebookMul1) {
-    if (groups == 1) return &LaunchMoeFew<K, kCodebookMul1, 1>;
-    if (groups <= 3) return &LaunchMoeFew<K, kCodebookMul1, 3>;
-    return &LaunchMoeFew<K, kCodebookMul1, 6>;
+    return groups == 1 ? &LaunchMoeFew<K, kCodebookMul1, 1> : &LaunchMoeFew<K, kCodebookMul1, 3>;
   }
-  if (codebook == kCodebookMcg) return &LaunchMoeFew<K, kCodebookMcg, 6>;
-  return &LaunchMoeFew<K, kCodebook3Inst, 6>;
+  if (codebook == kCodebookMcg) return &LaunchMoeFew<K, kCodebookMcg, 3>;
+  return &LaunchMoeFew<K, kCodebook3Inst, 3>;
 }
 
 }  // namespace twinspark::exl3

@@ -41,12 +41,12 @@ struct MoeFewArgs {
 using MoeFewLauncher = int (*)(const MoeFewArgs& args, int grid, size_t shared_bytes, void* stream);
 
 // 8-row groups a kernel is compiled for, and blocks that share an SM.
-inline constexpr int kFewGroupSizes[] = {1, 3, 6};
+inline constexpr int kFewGroupSizes[] = {1, 3};
 inline int FewGroups(int groups) {
   for (int size : kFewGroupSizes) {
     if (groups <= size) return size;
   }
-  return kFewGroupSizes[2];
+  return kFewGroupSizes[1];
 }
 constexpr int FewBlocksPerSm(int groups) {
   return groups == 3 ? 3 : 2;

@@ -263,7 +263,7 @@ int Main(int argc, char** argv) {
         continue;
       if ((only_rows != 0 && row.rows != only_rows) || row.rows < min_rows || row.rows > max_rows)
         continue;
-      const bool chunk = row.rows > kMaxMoeSmallRows;
+      const bool chunk = row.rows > 48;
       const int routings = chunk ? 6 : kRoutings;
       double distinct = 0;
       std::vector<DeviceArray<int32_t>> ids;
