@@ -26,15 +26,15 @@ INVARIANCE = "tests_invariance_test"
 MUTANTS = [
     ("order_by_rows", "experts are summed in another order when a step has one row", INVARIANCE,
      [("kernels/moe/moe_cpu.cc", "return ids[a] < ids[b];", "return p.x.rows == 1 ? ids[a] > ids[b] : ids[a] < ids[b];")],
-     {"ChunkedIsWhole", "DraftedIsSerial"}),
+     {"ChunkedIsWhole", "DraftedIsSerial", "PromptLogprobs.ChunkedIsWhole"}),
     ("order_by_thread", "the second thread sums experts in another order", INVARIANCE,
      [("kernels/moe/moe_cpu.cc", "  ParallelRows(launch, p.x.rows, grain, [&](int64_t begin, int64_t end, int) {\n    for (int64_t t = begin; t < end; ++t) {\n      int64_t order[kMaxChosen];",
        "  ParallelRows(launch, p.x.rows, grain, [&](int64_t begin, int64_t end, int thread_idx) {\n    for (int64_t t = begin; t < end; ++t) {\n      int64_t order[kMaxChosen];"),
       ("kernels/moe/moe_cpu.cc", "return ids[a] < ids[b];", "return thread_idx == 1 ? ids[a] > ids[b] : ids[a] < ids[b];")],
-     {"AnyNumberOfThreads"}),
+     {"AnyNumberOfThreads", "PromptLogprobs.TwoRanksAreOne"}),
     ("one_sum_at_tp1", "one rank sums wo_b and w2 in one go, two ranks in two halves", INVARIANCE,
      [("shard_worker/model/weight_loader.cc", "return world == 1 && CheckTensorParallel(config, 2).ok() ? 2 : 1;", "return world + CheckTensorParallel(config, 2).ok() < 0 ? 2 : 1;")],
-     {"TwoRanksAreOne"}),
+     {"TwoRanksAreOne", "PromptLogprobs.TwoRanksAreOne"}),
     ("tie_by_higher_index", "equal index scores are resolved by the higher index", "kernels_indexer_test",
      [("kernels/top_set-inl.h", "(key == dividing && allowed-- <= 0)", "(key == dividing && allowed > 0 && kept-- > set.capacity)")],
      {"EveryModeAgreesWithAFullSort"}),
@@ -53,11 +53,13 @@ MUTANTS = [
     ("engram_history_per_step", "n-grams begin anew at every step", INVARIANCE,
      [("shard_worker/model/engram_layer.cc", "const int64_t history = std::min<int64_t>(3, s.first_position);", "const int64_t history = std::min<int64_t>(0, s.first_position);")],
      {"ChunkedIsWhole", "RejectedRowsLeaveNoTrace", "DraftedIsSerial", "ConcurrentIsSolo", "TruncatedGoesOnAsIfNeverLonger",
-      "InterruptedGoesOnAsIfNeverInterrupted"}),
+      "InterruptedGoesOnAsIfNeverInterrupted",
+      "PromptLogprobs.ChunkedIsWhole", "PromptLogprobs.EqualToThoseOfGeneration", "PromptLogprobs.InCompanyIsAlone", "PromptLogprobs.TwoRanksAreOne"}),
     ("visible_by_chunk", "a row sees the compressed rows of its whole chunk", INVARIANCE,
      [("shard_worker/model/step_tables.cc", "index[ratio].push_back({pages, (p + 1) / ratio});", "index[ratio].push_back({pages, end / ratio});")],
      {"ChunkedIsWhole", "RejectedRowsLeaveNoTrace", "DraftedIsSerial", "ConcurrentIsSolo", "TruncatedGoesOnAsIfNeverLonger",
-      "InterruptedGoesOnAsIfNeverInterrupted"}),
+      "InterruptedGoesOnAsIfNeverInterrupted",
+      "PromptLogprobs.ChunkedIsWhole", "PromptLogprobs.EqualToThoseOfGeneration", "PromptLogprobs.InCompanyIsAlone", "PromptLogprobs.TwoRanksAreOne"}),
     ("noise_by_row", "the noise of a draw is keyed by the row of the step, not by the position", INVARIANCE,
      [("shard_worker/model/sequence_state.cc", "row.position = static_cast<uint32_t>(position);", "row.position = static_cast<uint32_t>(drafted.size() + 0 * static_cast<size_t>(position));")],
      {"RejectedRowsLeaveNoTrace", "DraftedIsSerial", "ConcurrentIsSolo", "TruncatedGoesOnAsIfNeverLonger",
@@ -70,7 +72,7 @@ MUTANTS = [
      {"TruncatedGoesOnAsIfNeverLonger"}),
     ("rows_of_others", "a row's window within its step begins at the first row of the step", INVARIANCE,
      [("shard_worker/model/step_tables.cc", "row.step_begin = s.row_begin + std::max<int64_t>(0, first_key - a);", "row.step_begin = std::max<int64_t>(0, first_key - a);")],
-     {"ConcurrentIsSolo"}),
+     {"ConcurrentIsSolo", "PromptLogprobs.InCompanyIsAlone"}),
 ]
 
 
@@ -79,7 +81,8 @@ def copy_tree():
     shutil.rmtree(SOURCE, ignore_errors=True)
     os.makedirs(SOURCE)
     archive = subprocess.run(["git", "-C", ROOT, "archive", "HEAD"], capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", SOURCE], input=archive, check=True)
+    # -m: newer than the objects of the last mutant of the run before, which else would stay.
+    subprocess.run(["tar", "-xm", "-C", SOURCE], input=archive, check=True)
 
 
 def build(program, jobs):
@@ -87,13 +90,19 @@ def build(program, jobs):
     return done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
+def short(name):
+    """Names as in the table: those of prompt_logprobs_test.cc with their suite, for some are called as others."""
+    suite, test = name.split(".")
+    return f"PromptLogprobs.{test}" if suite == "PromptLogprobsTest" else test
+
+
 def failed_tests(program):
     """Names of failed tests; a crash counts as the failure of the test that ran."""
     done = subprocess.run([os.path.join(BUILD, "bin", program)], capture_output=True, text=True, timeout=1800)
-    failed = {name.split(".")[1] for name in re.findall(r"^\[  FAILED  \] (\w+\.\w+)", done.stdout, re.M)}
+    failed = {short(name) for name in re.findall(r"^\[  FAILED  \] (\w+\.\w+)", done.stdout, re.M)}
     if done.returncode not in (0, 1):
         running = re.findall(r"^\[ RUN      \] (\w+\.\w+)", done.stdout, re.M)
-        failed.add(running[-1].split(".")[1] if running else "start")
+        failed.add(short(running[-1]) if running else "start")
     return failed
 
 
