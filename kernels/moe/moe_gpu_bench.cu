@@ -18,6 +18,7 @@ namespace {
 using namespace gpu_test;  // NOLINT(google-build-using-namespace)
 
 constexpr int kD = 5120, kInner = 1152, kExperts = 384, kChosen = 6, kLayers = 3, kRoutings = 24;
+constexpr int kMostDecodeRows = 48;  // of decode and verification; more is a chunk of a prompt
 
 struct Layer {
   DeviceArray<uint8_t> trellis;
@@ -157,7 +158,8 @@ int Soak(int bits, int rounds, const int32_t* ids, float* want, float* part, con
   int failed = 0;
   for (int rows : kSizes) {
     // Small calls are many, and back to back: the end of one meets the start of the next.
-    const int calls = rows > 48 ? 1 : 12, repeats = rows > 1000 ? 1 : rows > 48 ? 4 : 8;
+    const bool small = rows <= kMostDecodeRows;
+    const int calls = small ? 12 : 1, repeats = small ? 8 : rows <= 1000 ? 4 : 1;
     std::vector<Difference> zero(static_cast<size_t>(calls), Difference{0, 0, ~0u, ~0u, 0});
     int64_t different = 0;
     for (int round = 0; round < rounds * repeats; ++round) {
@@ -263,7 +265,7 @@ int Main(int argc, char** argv) {
         continue;
       if ((only_rows != 0 && row.rows != only_rows) || row.rows < min_rows || row.rows > max_rows)
         continue;
-      const bool chunk = row.rows > 48;
+      const bool chunk = row.rows > kMostDecodeRows;
       const int routings = chunk ? 6 : kRoutings;
       double distinct = 0;
       std::vector<DeviceArray<int32_t>> ids;
